@@ -45,8 +45,9 @@ struct DeltaShape {
   int projection_dim() const { return conv_dim() + value_dim() + 2 * n_v_heads; }  // [q k v | z | b | a]
 };
 
-// One layer's recurrent slots; all fp32. Tape rows of a slot: index (slot * 2 + tape) * kMaxDecodeRows + row.
+// One layer's recurrent slots; all fp32. Tape rows of a slot: index (slot * 2 + tape) * tape_rows + row.
 struct DeltaState {
+  int tape_rows = kMaxDecodeRows;  // rows a tape holds: the most a decode step of one sequence may have
   float* s = nullptr;           // [n_slots, n_v_heads, d_v, d_k]
   float* conv = nullptr;        // [n_slots, kConvTaps - 1, conv_dim], pre-convolution inputs, oldest first
   float* tape_g = nullptr;      // [tape rows, n_v_heads]         decay

@@ -1,0 +1,112 @@
+// What sequences carry from step to step: KV pages of the attention layers, recurrent slots and tapes of the Gated
+// DeltaNet layers. The pool owns the memory, made once; a SequenceState holds one slot and the pages it was given.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/result.h"
+
+namespace tandem {
+
+struct StateShape {
+  int n_delta_layers = 0;
+  DeltaShape delta;
+  int n_attention_layers = 0;
+  AttentionShape attention;
+};
+
+struct StateLimits {
+  int max_sequences = 1;
+  int max_positions = 0;  // of all sequences together, rounded up to pages per sequence
+  int tape_rows = 1;      // most rows of a decode step of one sequence: 1 + the longest draft
+};
+
+class SequenceState;
+
+class StatePool {
+ public:
+  // Errors: the bytes wanted and available, before anything is allocated.
+  static Result<StatePool> create(Backend& backend, const StateShape& shape, const StateLimits& limits);
+  static size_t bytes(const Backend& backend, const StateShape& shape, const StateLimits& limits);
+
+  const StateShape& shape() const { return shape_; }
+  int tape_rows() const { return limits_.tape_rows; }
+  int free_pages() const { return int(free_pages_.size()); }
+  int free_slots() const { return int(free_slots_.size()); }
+  // Bytes of recurrent state one decode row makes a step read and write (all layers).
+  size_t recurrent_bytes() const;
+  // Bytes of keys and values of one position (all layers).
+  size_t kv_bytes_per_position() const;
+
+  DeltaState delta(int layer) const;  // layer counts Gated DeltaNet layers only
+  KvLayer kv(int layer) const;        // layer counts attention layers only
+
+ private:
+  friend class SequenceState;
+  StatePool(Backend& backend, const StateShape& shape, const StateLimits& limits)
+      : backend_(&backend), shape_(shape), limits_(limits) {}
+
+  Backend* backend_;
+  StateShape shape_;
+  StateLimits limits_;
+  int n_pages_ = 0;
+  size_t page_bytes_ = 0;
+  DeviceBuffer recurrent_;
+  DeviceBuffer pages_;
+  std::vector<int32_t> free_pages_;
+  std::vector<int> free_slots_;
+};
+
+// One sequence's place in a pool. Moves, never copies; gives slot and pages back when it dies. The pool must outlive it.
+//
+//   begin_prefill(n) -> run the step -> end_prefill()       prompt tokens
+//   begin_verify(n)  -> run the step -> commit(n_keep)      generated tokens; plain decoding is begin_verify(1), commit(1)
+class SequenceState {
+ public:
+  // Errors: no free slot.
+  static Result<SequenceState> create(StatePool& pool);
+  SequenceState(SequenceState&& other) noexcept;
+  SequenceState& operator=(SequenceState&& other) noexcept;
+  ~SequenceState();
+
+  int length() const { return length_; }  // committed positions
+
+  // The next step feeds n prompt tokens. Folds what a tape still holds. Errors: no free page.
+  Status begin_prefill(int n);
+  void end_prefill();
+
+  // The next step feeds n tokens (at most the pool's tape_rows), of which a prefix will be kept. Errors: no free page.
+  Status begin_verify(int n);
+  // Keeps the first n_keep rows of the step: bit for bit what n_keep plain steps leave.
+  void commit(int n_keep);
+
+  // Folds the tape into the recurrent state, so that the slot alone is the state (export, tests).
+  void flush();
+
+  // How the sequence stands in a step, after begin_*. Spans live as long as this object is not moved or stepped.
+  SeqStep rows(int first_row) const;
+
+  int slot() const { return slot_; }
+  std::span<const int32_t> pages() const { return pages_; }
+
+ private:
+  explicit SequenceState(StatePool& pool) : pool_(&pool) {}
+  void swap(SequenceState& other);
+  Status reserve_pages(int positions);
+  void release();
+
+  StatePool* pool_ = nullptr;
+  int slot_ = -1;
+  int length_ = 0;
+  int step_rows_ = 0;  // rows of the step begun, 0 between steps
+  int tape_ = 0;
+  int n_pending_ = 0;
+  std::array<uint8_t, kMaxDecodeRows> pending_{};
+  std::vector<int32_t> pages_;
+};
+
+}  // namespace tandem
