@@ -9,10 +9,14 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
+
 namespace tandem {
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const auto failed = [&path](const char* what) { return Error{path + ": " + what + ": " + std::strerror(errno)}; };
+  const auto failed = [&path](const char* what) {
+    return Error{path + ": " + what + ": " + std::strerror(errno)};
+  };
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return failed("cannot open");
   struct stat info {};
@@ -39,6 +43,18 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   }
   ::close(fd);
   return file;
+}
+
+void MappedFile::drop_pages(std::span<const std::byte> part) const {
+  if (part.empty()) return;
+  TD_CHECK(part.data() >= data_ && part.data() + part.size() <= data_ + size_, "%zu bytes outside %s",
+           part.size(), path_.c_str());
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+  const size_t begin = size_t(part.data() - data_), end = begin + part.size();
+  const size_t first = (begin + page - 1) / page * page;
+  const size_t last =
+      end == size_ ? end : end / page * page;  // the tail of the last page belongs to nobody else
+  if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

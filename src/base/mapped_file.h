@@ -1,4 +1,5 @@
-// A file mapped read-only for as long as the object lives. Bytes are untrusted and may be misaligned for any type.
+// A file mapped read-only for as long as the object lives. Bytes are untrusted and may be misaligned for any
+// type.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,10 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+
+  // Tells the system that the pages that lie wholly inside `part` are not needed now. They stay readable (and
+  // are read from the file again). `part` lies inside bytes().
+  void drop_pages(std::span<const std::byte> part) const;
 
  private:
   MappedFile() = default;
