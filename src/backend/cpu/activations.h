@@ -1,0 +1,52 @@
+// Activations as signed bytes, for matrix products with quantised weights.
+//
+// Each row is cut into groups of 64 columns (the last one padded with zeros), and each group is quantised
+// from its own values alone:  a = max |x|;  step = a / 127;  q = round to nearest even (x * (127 / a)), all
+// in fp32; a = 0 gives zeros. A row's record depends on that row only: never on its neighbours or its place
+// (row independence). NaN and infinity end up in `step` and so in every product of the row: they are not
+// hidden.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "backend/cpu/isa.h"
+#include "base/thread_team.h"
+
+namespace tandem::cpu {
+
+inline constexpr int kActivationGroup = 64;
+
+// One group of one row. The sums multiply the weights' biases, so they are taken over the quantised values.
+struct ActivationGroup {
+  int8_t q[kActivationGroup];
+  float step;
+  float sum;          // step * sum of all q
+  float half_sum[2];  // step * sum of q[0..31], step * sum of q[32..63]: for weight groups of 32
+};
+static_assert(sizeof(ActivationGroup) == 80);
+
+inline int activation_groups(int k) { return (k + kActivationGroup - 1) / kActivationGroup; }
+
+// Quantised rows [rows, activation_groups(k)], row-major and dense. Borrows.
+struct QuantizedRows {
+  ActivationGroup* groups = nullptr;
+  int rows = 0;
+  int k = 0;
+
+  ActivationGroup* row(int r) const { return groups + int64_t{r} * activation_groups(k); }
+};
+
+inline size_t quantized_bytes(int rows, int k) {
+  return size_t(rows) * size_t(activation_groups(k)) * sizeof(ActivationGroup);
+}
+// Views `memory` (at least quantized_bytes, 16-byte aligned) as quantised rows.
+QuantizedRows quantized_rows_in(std::span<std::byte> memory, int rows, int k);
+
+// x [out.rows, out.k] fp32, rows x_stride elements apart -> out.
+void quantize_rows(ThreadTeam& team, Isa isa, const float* x, int64_t x_stride, const QuantizedRows& out);
+// One row on the calling thread (for callers that fuse it into their own loop).
+void quantize_row(Isa isa, const float* x, int k, ActivationGroup* out);
+
+}  // namespace tandem::cpu
