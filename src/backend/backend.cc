@@ -22,6 +22,7 @@ void check_step(const Step& step) {
              kMaxDecodeRows);
     TD_CHECK(step.path == Path::decode || seq.pending.empty(), "%zu pending tape rows in a prefill step",
              seq.pending.size());
+    TD_CHECK(seq.start > 0 || seq.pending.empty(), "%zu pending tape rows at position 0", seq.pending.size());
     rows += seq.n_rows;
   }
   TD_CHECK(rows == step.n_rows, "sequences have %d rows, the step %d", rows, step.n_rows);
@@ -32,6 +33,13 @@ void check_pages(const Step& step) {
     const size_t want = size_t(seq.start + seq.n_rows + kPageTokens - 1) / kPageTokens;
     TD_CHECK(seq.pages.size() >= want, "%zu pages for %d positions, want %zu", seq.pages.size(),
              seq.start + seq.n_rows, want);
+  }
+}
+
+void check_tape(const Step& step, const DeltaState& state) {
+  for (const SeqStep& seq : step.seqs) {
+    TD_CHECK(step.path == Path::prefill || seq.n_rows <= state.tape_rows, "%d decode rows, tape of %d", seq.n_rows,
+             state.tape_rows);
   }
 }
 
@@ -50,13 +58,6 @@ MutView part(MutView v, int rows, int cols) {
 }
 
 }  // namespace
-
-int k_slices(int k, int unit) {
-  for (int s = 8; s > 1; s /= 2) {
-    if (k % (s * unit) == 0) return s;
-  }
-  return 1;
-}
 
 void Backend::embed(const Weight& table, std::span<const int32_t> ids, MutView y) {
   check_f32(y, int(ids.size()), table.k(), "embed y");
@@ -128,6 +129,7 @@ void Backend::attention(const Step& step, const Attention& a) {
 void Backend::delta_conv(const Step& step, const DeltaConv& a) {
   check_step(step);
   check_delta(a.shape, a.state);
+  check_tape(step, a.state);
   check_f32(a.projection, step.n_rows, a.shape.projection_dim(), "delta projection");
   check_f32(a.conv_weight, a.shape.conv_dim(), kConvTaps, "conv_weight");
   check_f32(a.a_log, 1, a.shape.n_v_heads, "a_log");
@@ -141,6 +143,7 @@ void Backend::delta_conv(const Step& step, const DeltaConv& a) {
 void Backend::delta_step(const Step& step, const DeltaStep& a) {
   check_step(step);
   check_delta(a.shape, a.state);
+  check_tape(step, a.state);
   check_f32(a.qkv, step.n_rows, a.shape.conv_dim(), "delta qkv");
   check_f32(a.log_decay, step.n_rows, a.shape.n_v_heads, "delta log_decay");
   check_f32(a.beta, step.n_rows, a.shape.n_v_heads, "delta beta");
@@ -168,6 +171,13 @@ void Backend::moe_experts(Path path, const MoeExperts& a) {
   TD_CHECK(w.gate_up->n() == 2 * w.down->k() && w.gate_up->n_experts() == w.down->n_experts(),
            "experts gate_up [%d, %d], down [%d, %d]", w.gate_up->n(), w.gate_up->k(), w.down->n(), w.down->k());
   TD_CHECK(a.ids.cols == w.top_k && a.choice_weights.cols == w.top_k, "%d choices, top_k %d", a.ids.cols, w.top_k);
+  if (w.shared_down != nullptr) {
+    // The shared expert joins the routed ones slice by slice, before the tree.
+    TD_CHECK(w.shared_gate_up->n() == 2 * w.shared_down->k() && w.shared_gate->n() == 1, "shared gate_up %d, down %d",
+             w.shared_gate_up->n(), w.shared_down->k());
+    TD_CHECK(w.shared_down->n_slices() == w.down->n_slices(), "shared down in %d slices, experts in %d",
+             w.shared_down->n_slices(), w.down->n_slices());
+  }
   do_moe_experts(path, a);
 }
 

@@ -23,6 +23,7 @@ struct SeqStep {
   // Recurrent state: its slot; which of its two tapes (0, 1) holds rows that are committed but not folded into the
   // state yet, and the indices of those rows in order. A decode step folds them, then writes its own rows to the other
   // tape. A prefill step needs `pending` empty (Backend::fold_states first) and advances the state in place.
+  // A step whose start is 0, on either path, starts from zero state whatever the slot holds, and has nothing pending.
   int slot = 0;
   int tape = 0;
   std::span<const uint8_t> pending;

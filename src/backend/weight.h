@@ -10,43 +10,58 @@
 
 namespace tandem {
 
-// One matrix [n, k] in host memory, row-major, as a checkpoint holds it: dense, or affine group-quantised in the MLX
-// layout (w = scale * code + bias per group of `group` columns; codes packed least significant bit first into a
-// little-endian stream of k * bits / 8 bytes a row). Pointers may be misaligned. Borrows.
+// One matrix [n, k] in host memory, row-major, as a checkpoint holds it: dense, or affine group-quantised in
+// the MLX layout (w = scale * code + bias per group of `group` columns; codes packed least significant bit
+// first into a little-endian stream of k * bits / 8 bytes a row). Pointers may be misaligned. Borrows.
 struct HostMatrix {
   std::string name;  // the checkpoint's name, for errors
   int n = 0, k = 0;
-  DType dtype = DType::f32;   // dense: f32, f16 or bf16
+  DType dtype = DType::f32;         // dense: f32, f16 or bf16
   const std::byte* data = nullptr;  // dense values, or packed codes
-  int bits = 0;               // 0: dense; else 2, 3, 4, 5, 6 or 8
-  int group = 0;              // affine: 32, 64 or 128; divides k
+  int bits = 0;                     // 0: dense; else 2, 3, 4, 5, 6 or 8
+  int group = 0;                    // affine: 32, 64 or 128; divides k
   DType scale_dtype = DType::bf16;  // affine: dtype of scales and biases, [n, k / group]
   const std::byte* scales = nullptr;
   const std::byte* biases = nullptr;
 
   bool affine() const { return bits != 0; }
-  int64_t row_bytes() const { return affine() ? int64_t{k} * bits / 8 : int64_t{k} * int64_t(dtype_bytes(dtype)); }
+  int64_t row_bytes() const {
+    return affine() ? int64_t{k} * bits / 8 : int64_t{k} * int64_t(dtype_bytes(dtype));
+  }
 };
 
-// `n_rows` consecutive rows of a matrix. A packed weight is a list of runs: merged projections, row permutations and
-// stacked experts are all made this way, for any quantisation.
+// `n_rows` consecutive rows of a matrix. A packed weight is a list of runs: merged projections, row
+// permutations and stacked experts are all made this way, for any quantisation.
 struct RowRun {
   const HostMatrix* matrix = nullptr;
   int first_row = 0, n_rows = 0;
 };
 
 struct PackRequest {
-  std::string name;               // our name, for errors and reports
-  std::span<const RowRun> rows;   // in output order; all of the same k
-  int n_experts = 1;              // > 1: the rows are n_experts equal parts, one matrix each
-  int n_slices = 1;               // k-slices of the sum (1, 2, 4 or 8; see docs/numerics.md), each k / n_slices wide
-  std::span<const float> bias;    // empty, or [n]: added to the product
+  std::string name;              // our name, for errors and reports
+  std::span<const RowRun> rows;  // in output order; all of the same k
+  int n_experts = 1;             // > 1: the rows are n_experts equal parts, one matrix each
+  int n_slices = 1;  // k-slices of the sum (1, 2, 4 or 8; see docs/numerics.md), each k / n_slices wide
+  std::span<const float> bias;  // empty, or [n]: added to the product, after the root of the slices' tree
 };
+
+struct PackShape {
+  int n = 0, k = 0;  // of one expert
+};
+
+// What a request packs to. Checks it first: one k for all runs, rows inside their matrix, slices that respect
+// quantisation groups, a bias only without experts. The loader guarantees these: a violation is our own bug.
+PackShape pack_shape(const PackRequest& request);
+
+// Row i of a matrix as fp32: out[0..k). Affine: w = scale * code + bias, product and sum each rounded to
+// fp32.
+void dequantise_row(const HostMatrix& matrix, int i, float* out);
 
 // A packed matrix (or a stack of experts) inside a backend. Opaque: only the backend that packed it reads it.
 class Weight {
  public:
-  Weight(int n, int k, int n_experts, int n_slices) : n_(n), k_(k), n_experts_(n_experts), n_slices_(n_slices) {}
+  Weight(int n, int k, int n_experts, int n_slices)
+      : n_(n), k_(k), n_experts_(n_experts), n_slices_(n_slices) {}
   virtual ~Weight() = default;
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
@@ -62,8 +77,8 @@ class Weight {
   int n_, k_, n_experts_, n_slices_;
 };
 
-// The number of k-slices of a weight whose k dimension tensor parallelism may shard: the largest of 8, 4, 2, 1 that
-// cuts k at multiples of `unit` (a head's width, a quantisation group: whatever may not be split).
+// The number of k-slices of a weight whose k dimension tensor parallelism may shard: the largest of 8, 4, 2,
+// 1 that cuts k at multiples of `unit` (a head's width, a quantisation group: whatever may not be split).
 int k_slices(int k, int unit);
 
 }  // namespace tandem

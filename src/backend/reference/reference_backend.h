@@ -1,4 +1,5 @@
-// The oracle: plain loops, fp32 data, double sums, one thread. It defines what every operation of backend.h means.
+// The oracle: plain loops, fp32 data, double sums, one thread. It defines what every operation of backend.h
+// means.
 #pragma once
 
 #include <memory>

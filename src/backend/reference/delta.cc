@@ -1,0 +1,154 @@
+// Gated DeltaNet: causal convolution, gates and the gated delta rule (gated delta networks paper, recurrent
+// form). Prefill uses the same token-by-token arithmetic as decode and advances the state in place.
+#include <algorithm>
+#include <vector>
+
+#include "backend/reference/reference.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kWindow = kConvTaps - 1;
+
+// Index of a row of one of a slot's two tapes.
+int64_t tape_row(const DeltaState& state, const SeqStep& seq, int tape, int row) {
+  return (int64_t{seq.slot} * 2 + tape) * state.tape_rows + row;
+}
+
+float* window_of(const DeltaShape& shape, const DeltaState& state, int slot) {
+  return state.conv + int64_t{slot} * kWindow * shape.conv_dim();
+}
+
+// Row i (of d_v) of value head h's state: d_k values.
+float* state_row(const DeltaShape& shape, const DeltaState& state, int slot, int h, int i) {
+  return state.s + ((int64_t{slot} * shape.n_v_heads + h) * shape.d_v + i) * shape.d_k;
+}
+
+// The window drops its oldest row and takes m.
+void push(float* window, const float* m, int conv_dim) {
+  std::copy(window + conv_dim, window + kWindow * conv_dim, window);
+  std::copy_n(m, conv_dim, window + (kWindow - 1) * conv_dim);
+}
+
+void fold_conv(const SeqStep& seq, const DeltaShape& shape, const DeltaState& state) {
+  for (const uint8_t row : seq.pending) {
+    push(window_of(shape, state, seq.slot),
+         state.tape_conv + tape_row(state, seq, seq.tape, row) * shape.conv_dim(), shape.conv_dim());
+  }
+}
+
+// The two halves of a token's update of one row s of S. What decode and prefill apply is what a fold replays.
+void decay(float* s, float g, int d_k) {
+  for (int j = 0; j < d_k; ++j) s[j] *= g;
+}
+void add_outer(float* s, float delta, const float* k, int d_k) {
+  for (int j = 0; j < d_k; ++j) s[j] = float(s[j] + double(delta) * k[j]);
+}
+
+void fold_state_row(const SeqStep& seq, const DeltaShape& shape, const DeltaState& state, int h, int i) {
+  float* s = state_row(shape, state, seq.slot, h, i);
+  const int key_head = h / (shape.n_v_heads / shape.n_k_heads);
+  for (const uint8_t row : seq.pending) {
+    const int64_t t = tape_row(state, seq, seq.tape, row);
+    decay(s, state.tape_g[t * shape.n_v_heads + h], shape.d_k);
+    add_outer(s, state.tape_delta[t * shape.value_dim() + h * shape.d_v + i],
+              state.tape_k + t * shape.key_dim() + key_head * shape.d_k, shape.d_k);
+  }
+}
+
+// Heads of x (n columns each) scaled to unit length, times `scale`.
+void unit_heads(const float* x, int n_heads, int n, double scale, float* y) {
+  for (int h = 0; h < n_heads; ++h, x += n, y += n) {
+    const double inv = scale / std::sqrt(ref::dot(x, x, n) + 1e-6);
+    for (int i = 0; i < n; ++i) y[i] = float(x[i] * inv);
+  }
+}
+
+}  // namespace
+
+void ReferenceBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
+  const DeltaShape& shape = a.shape;
+  const int c_dim = shape.conv_dim();
+  std::vector<float> window(size_t(kWindow) * c_dim);
+  for (const SeqStep& seq : step.seqs) {
+    float* stored = window_of(shape, a.state, seq.slot);
+    if (seq.start == 0) std::fill_n(stored, window.size(), 0.0f);
+    fold_conv(seq, shape, a.state);
+    std::copy_n(stored, window.size(), window.begin());
+    for (int t = 0; t < seq.n_rows; ++t) {
+      const int r = seq.first_row + t;
+      const float* m = ref::row(a.projection, r);
+      for (int c = 0; c < c_dim; ++c) {
+        const float* w = ref::row(a.conv_weight, c);
+        double u = 0;
+        for (int tap = 0; tap < kWindow; ++tap) u += double(w[tap]) * window[tap * c_dim + c];
+        u += double(w[kWindow]) * m[c];
+        ref::row(a.qkv, r)[c] = float(ref::silu(u));
+      }
+      push(window.data(), m, c_dim);
+      if (step.path == Path::decode) {
+        std::copy_n(m, c_dim, a.state.tape_conv + tape_row(a.state, seq, 1 - seq.tape, t) * c_dim);
+      }
+
+      const float* b = m + c_dim + shape.value_dim();
+      const float* alpha = b + shape.n_v_heads;
+      for (int h = 0; h < shape.n_v_heads; ++h) {
+        const double x = double(alpha[h]) + ref::row(a.dt_bias, 0)[h];
+        const double softplus = x > 20 ? x : std::log1p(std::exp(x));
+        ref::row(a.log_decay, r)[h] = float(-std::exp(double(ref::row(a.a_log, 0)[h])) * softplus);
+        ref::row(a.beta, r)[h] = float(ref::sigmoid(b[h]));
+      }
+    }
+    if (step.path == Path::prefill) std::copy(window.begin(), window.end(), stored);
+  }
+}
+
+void ReferenceBackend::do_delta_step(const Step& step, const DeltaStep& a) {
+  const DeltaShape& shape = a.shape;
+  const int d_k = shape.d_k, d_v = shape.d_v, key_dim = shape.key_dim();
+  std::vector<float> q(size_t(step.n_rows) * key_dim), k(q.size()), copy(d_k);
+  for (int r = 0; r < step.n_rows; ++r) {
+    const float* qkv = ref::row(a.qkv, r);
+    unit_heads(qkv, shape.n_k_heads, d_k, 1 / std::sqrt(double(d_k)), &q[size_t(r) * key_dim]);
+    unit_heads(qkv + key_dim, shape.n_k_heads, d_k, 1, &k[size_t(r) * key_dim]);
+  }
+  for (const SeqStep& seq : step.seqs) {
+    for (int h = 0; h < shape.n_v_heads; ++h) {
+      const int key_head = h / (shape.n_v_heads / shape.n_k_heads);
+      for (int i = 0; i < d_v; ++i) {  // rows of S do not meet: each takes all tokens in turn
+        float* s = state_row(shape, a.state, seq.slot, h, i);
+        if (seq.start == 0) std::fill_n(s, d_k, 0.0f);
+        fold_state_row(seq, shape, a.state, h, i);
+        if (step.path == Path::decode) s = std::copy_n(s, d_k, copy.data()) - d_k;
+        for (int t = 0; t < seq.n_rows; ++t) {
+          const int r = seq.first_row + t;
+          const float* key = &k[size_t(r) * key_dim + size_t(key_head) * d_k];
+          const float* query = &q[size_t(r) * key_dim + size_t(key_head) * d_k];
+          const float g = float(std::exp(double(ref::row(a.log_decay, r)[h])));
+          const float v = ref::row(a.qkv, r)[2 * key_dim + h * d_v + i];
+          decay(s, g, d_k);
+          const float delta = float(ref::row(a.beta, r)[h] * (v - ref::dot(s, key, d_k)));
+          add_outer(s, delta, key, d_k);
+          ref::row(a.y, r)[h * d_v + i] = float(ref::dot(s, query, d_k));
+          if (step.path == Path::decode) {
+            const int64_t tape = tape_row(a.state, seq, 1 - seq.tape, t);
+            a.state.tape_g[tape * shape.n_v_heads + h] = g;
+            a.state.tape_delta[tape * shape.value_dim() + h * d_v + i] = delta;
+            std::copy_n(key, d_k, a.state.tape_k + tape * key_dim + key_head * d_k);
+          }
+        }
+      }
+    }
+  }
+}
+
+void ReferenceBackend::do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) {
+  for (const SeqStep& seq : step.seqs) {
+    fold_conv(seq, shape, state);
+    for (int h = 0; h < shape.n_v_heads; ++h) {
+      for (int i = 0; i < shape.d_v; ++i) fold_state_row(seq, shape, state, h, i);
+    }
+  }
+}
+
+}  // namespace tandem
