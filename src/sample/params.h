@@ -23,8 +23,8 @@ struct SamplingParams {
   int output_window = 0;         // presence, frequency: count only the last n tokens of the output; 0: all
   int min_tokens = 0;            // stop_ids are out of question before the output has this many tokens
   uint64_t seed = 0;
-  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logit; ids distinct
-  std::vector<TokenId> stop_ids;
+  std::vector<std::pair<TokenId, float>> logit_bias = {};  // added to the logit; ids distinct
+  std::vector<TokenId> stop_ids = {};
 };
 
 // Every field in its range, for a vocabulary of n_vocab; the error names the field, its range and the value
