@@ -45,7 +45,7 @@ class ThreadTeam {
  private:
   using Trampoline = void (*)(void* context, int64_t first, int64_t last, int thread);
 
-  // Tasks of one thread's part that nobody has claimed: end in the high half, begin in the low half.
+  // Chunks of one thread's part that nobody has claimed: end in the high half, begin in the low half.
   struct alignas(128) Part {
     std::atomic<uint64_t> unclaimed{0};
   };
@@ -53,21 +53,21 @@ class ThreadTeam {
   void run(int64_t n_tasks, int64_t grain, Trampoline call, void* context);
   void work(int thread);
   void worker_main(int thread);
-  void finish_tasks(int64_t n);
+  void run_chunk(int64_t chunk, int thread);
+  void wait_for_end();
 
   const int n_threads_;
   // The loop in progress. Written by the caller between loops; read only by a thread that holds a claimed
   // chunk, which keeps the loop from ending.
   Trampoline call_ = nullptr;
   void* context_ = nullptr;
-  int64_t grain_ = 1;
+  int64_t n_tasks_ = 0, grain_ = 1;
 
   std::unique_ptr<Part[]> parts_;
-  alignas(128) std::atomic<int64_t> n_unfinished_{0};
-  alignas(128) std::atomic<uint32_t> loop_{0};  // counts loops; workers wait for it to change
-  std::atomic<uint32_t> n_asleep_{0};           // workers in (or on their way into) the futex on loop_
-  alignas(128) std::atomic<uint32_t> caller_asleep_{
-      0};  // 1 while the caller is in (or on its way into) its futex
+  alignas(128) std::atomic<uint32_t> n_unfinished_{0};  // chunks; the caller's futex
+  std::atomic<uint32_t> caller_asleep_{0};      // 1 while the caller is in, or on its way into, the futex
+  alignas(128) std::atomic<uint32_t> loop_{0};  // counts loops; the workers' futex
+  std::atomic<uint32_t> n_asleep_{0};           // workers in, or on their way into, the futex
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
