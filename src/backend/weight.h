@@ -53,9 +53,9 @@ struct PackShape {
 // quantisation groups, a bias only without experts. The loader guarantees these: a violation is our own bug.
 PackShape pack_shape(const PackRequest& request);
 
-// Row i of a matrix as fp32: out[0..k). Affine: w = scale * code + bias, product and sum each rounded to
-// fp32.
-void dequantise_row(const HostMatrix& matrix, int i, float* out);
+// A row of a matrix as fp32, k values. Affine: scale * code + bias, the product and the sum each rounded
+// once.
+void row_as_f32(const HostMatrix& matrix, int row, std::span<float> out);
 
 // A packed matrix (or a stack of experts) inside a backend. Opaque: only the backend that packed it reads it.
 class Weight {
@@ -77,8 +77,13 @@ class Weight {
   int n_, k_, n_experts_, n_slices_;
 };
 
+// Slices of an affine weight begin at multiples of this, whatever its group: activations are quantised in
+// groups of 64.
+constexpr int kSliceColumns = 64;
+
 // The number of k-slices of a weight whose k dimension tensor parallelism may shard: the largest of 8, 4, 2,
-// 1 that cuts k at multiples of `unit` (a head's width, a quantisation group: whatever may not be split).
+// 1 that cuts k at multiples of `unit` (a common multiple of whatever may not be split: a head's width, for
+// affine weights the quantisation group and kSliceColumns).
 int k_slices(int k, int unit);
 
 }  // namespace tandem

@@ -20,7 +20,7 @@ Result<std::unique_ptr<Weight>> ReferenceBackend::pack(const PackRequest& reques
   auto* out = reinterpret_cast<float*>(values.data());
   for (const RowRun& run : request.rows) {
     for (int i = run.first_row; i < run.first_row + run.n_rows; ++i) {
-      dequantise_row(*run.matrix, i, out);
+      row_as_f32(*run.matrix, i, {out, size_t(shape.k)});
       out += shape.k;
     }
   }
