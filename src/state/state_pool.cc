@@ -40,7 +40,8 @@ size_t StatePool::bytes(const Backend& backend, const StateShape& shape, const S
     total += size_t(shape.n_delta_layers) * delta_layout(shape.delta, limits).total() * sizeof(float);
   }
   if (shape.n_attention_layers > 0) {
-    total += size_t(shape.n_attention_layers) * size_t(page_count(limits)) * backend.kv_page_bytes(shape.attention);
+    total += size_t(shape.n_attention_layers) * size_t(page_count(limits)) *
+             backend.kv_page_bytes(shape.attention);
   }
   return total;
 }
@@ -50,16 +51,18 @@ Result<StatePool> StatePool::create(Backend& backend, const StateShape& shape, c
            "tape of %d rows, %d sequences", limits.tape_rows, limits.max_sequences);
   StatePool pool(backend, shape, limits);
   if (shape.n_delta_layers > 0) {
-    const size_t bytes = size_t(shape.n_delta_layers) * delta_layout(shape.delta, limits).total() * sizeof(float);
-    TD_ASSIGN_OR_RETURN(pool.recurrent_,
-                        backend.allocate(bytes, fmt::format("recurrent state of {} sequences", limits.max_sequences)));
+    const size_t bytes =
+        size_t(shape.n_delta_layers) * delta_layout(shape.delta, limits).total() * sizeof(float);
+    TD_ASSIGN_OR_RETURN(
+        pool.recurrent_,
+        backend.allocate(bytes, fmt::format("recurrent state of {} sequences", limits.max_sequences)));
   }
   if (shape.n_attention_layers > 0) {
     pool.n_pages_ = page_count(limits);
     pool.page_bytes_ = backend.kv_page_bytes(shape.attention);
     const size_t bytes = size_t(shape.n_attention_layers) * size_t(pool.n_pages_) * pool.page_bytes_;
-    TD_ASSIGN_OR_RETURN(pool.pages_,
-                        backend.allocate(bytes, fmt::format("KV cache of {} positions", limits.max_positions)));
+    TD_ASSIGN_OR_RETURN(
+        pool.pages_, backend.allocate(bytes, fmt::format("KV cache of {} positions", limits.max_positions)));
   } else {
     pool.n_pages_ = page_count(limits);
   }
@@ -144,8 +147,9 @@ Status SequenceState::reserve_pages(int positions) {
   if (pages_.size() >= want) return {};
   const size_t missing = want - pages_.size();
   if (pool_->free_pages_.size() < missing) {
-    return Error{fmt::format("the KV cache is full: {} positions need {} more pages of {} tokens, {} are free", positions,
-                             missing, kPageTokens, pool_->free_pages_.size())};
+    return Error{
+        fmt::format("the KV cache is full: {} positions need {} more pages of {} tokens, {} are free",
+                    positions, missing, kPageTokens, pool_->free_pages_.size())};
   }
   for (size_t i = 0; i < missing; ++i) {
     pages_.push_back(pool_->free_pages_.back());
@@ -169,15 +173,16 @@ void SequenceState::end_prefill() {
 }
 
 Status SequenceState::begin_verify(int n) {
-  TD_CHECK(step_rows_ == 0 && n > 0 && n <= pool_->tape_rows(), "begin_verify(%d), tape of %d rows, inside a step of %d",
-           n, pool_->tape_rows(), step_rows_);
+  TD_CHECK(step_rows_ == 0 && n > 0 && n <= pool_->tape_rows(),
+           "begin_verify(%d), tape of %d rows, inside a step of %d", n, pool_->tape_rows(), step_rows_);
   TD_RETURN_IF_ERROR(reserve_pages(length_ + n));
   step_rows_ = n;
   return {};
 }
 
 void SequenceState::commit(int n_keep) {
-  TD_CHECK(step_rows_ > 0 && n_keep >= 0 && n_keep <= step_rows_, "commit(%d) of %d rows", n_keep, step_rows_);
+  TD_CHECK(step_rows_ > 0 && n_keep >= 0 && n_keep <= step_rows_, "commit(%d) of %d rows", n_keep,
+           step_rows_);
   // The step has folded the old tape; its own rows are on the other one.
   tape_ = 1 - tape_;
   for (int i = 0; i < n_keep; ++i) pending_[size_t(i)] = uint8_t(i);

@@ -1,5 +1,6 @@
-// What sequences carry from step to step: KV pages of the attention layers, recurrent slots and tapes of the Gated
-// DeltaNet layers. The pool owns the memory, made once; a SequenceState holds one slot and the pages it was given.
+// What sequences carry from step to step: KV pages of the attention layers, recurrent slots and tapes of the
+// Gated DeltaNet layers. The pool owns the memory, made once; a SequenceState holds one slot and the pages it
+// was given.
 #pragma once
 
 #include <array>
@@ -61,10 +62,12 @@ class StatePool {
   std::vector<int> free_slots_;
 };
 
-// One sequence's place in a pool. Moves, never copies; gives slot and pages back when it dies. The pool must outlive it.
+// One sequence's place in a pool. Moves, never copies; gives slot and pages back when it dies. The pool must
+// outlive it.
 //
 //   begin_prefill(n) -> run the step -> end_prefill()       prompt tokens
-//   begin_verify(n)  -> run the step -> commit(n_keep)      generated tokens; plain decoding is begin_verify(1), commit(1)
+//   begin_verify(n)  -> run the step -> commit(n_keep)      generated tokens; plain decoding is
+//   begin_verify(1), commit(1)
 class SequenceState {
  public:
   // Errors: no free slot.
@@ -79,7 +82,8 @@ class SequenceState {
   Status begin_prefill(int n);
   void end_prefill();
 
-  // The next step feeds n tokens (at most the pool's tape_rows), of which a prefix will be kept. Errors: no free page.
+  // The next step feeds n tokens (at most the pool's tape_rows), of which a prefix will be kept. Errors: no
+  // free page.
   Status begin_verify(int n);
   // Keeps the first n_keep rows of the step: bit for bit what n_keep plain steps leave.
   void commit(int n_keep);
@@ -87,7 +91,8 @@ class SequenceState {
   // Folds the tape into the recurrent state, so that the slot alone is the state (export, tests).
   void flush();
 
-  // How the sequence stands in a step, after begin_*. Spans live as long as this object is not moved or stepped.
+  // How the sequence stands in a step, after begin_*. Spans live as long as this object is not moved or
+  // stepped.
   SeqStep rows(int first_row) const;
 
   int slot() const { return slot_; }

@@ -1,0 +1,243 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr size_t kFinishedKept = 256;
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(Decoder& decoder, const EngineOptions& wanted) {
+  EngineOptions options = wanted;
+  TD_CHECK(options.prefill_chunk > 0 && options.prefill_chunk % kChunkTokens == 0, "prefill chunk of %d rows",
+           options.prefill_chunk);
+  options.prefill_chunk =
+      std::min(options.prefill_chunk, decoder.limits().max_rows / kChunkTokens * kChunkTokens);
+  TD_CHECK(options.max_sequences > 0 && options.max_sequences <= decoder.limits().max_rows &&
+               options.prefill_chunk > 0,
+           "%d sequences, steps of %d rows", options.max_sequences, decoder.limits().max_rows);
+  if (options.max_positions == 0) options.max_positions = decoder.shape().max_positions;
+  if (options.n_text_tokens <= 0 || options.n_text_tokens > decoder.shape().n_vocab) {
+    options.n_text_tokens = decoder.shape().n_vocab;
+  }
+  const StateLimits limits{
+      .max_sequences = options.max_sequences, .max_positions = options.max_positions, .tape_rows = 1};
+  TD_ASSIGN_OR_RETURN(StatePool pool, StatePool::create(decoder.backend(), decoder.state_shape(), limits));
+  return std::unique_ptr<Engine>(new Engine(decoder, options, std::move(pool)));
+}
+
+Engine::Engine(Decoder& decoder, const EngineOptions& options, StatePool pool)
+    : decoder_(&decoder), options_(options), pool_(std::move(pool)), sampler_(decoder.shape().n_vocab) {
+  const auto n = size_t(options.max_sequences);
+  active_.reserve(n);
+  seqs_.reserve(n);
+  stepping_.reserve(n);
+  ids_.reserve(std::max(n, size_t(options.prefill_chunk)));
+  finished_.reserve(kFinishedKept + 1);
+  const int rows = std::min(options.max_sequences, decoder.limits().max_logit_rows);
+  logits_.resize(size_t(rows) * size_t(decoder.shape().n_vocab));
+}
+
+Result<int> Engine::submit(Request request) {
+  const DecoderShape& shape = decoder_->shape();
+  if (request.prompt.empty()) return Error{"the prompt is empty: give at least one token"};
+  for (size_t i = 0; i < request.prompt.size(); ++i) {
+    if (const TokenId id = request.prompt[i]; id < 0 || id >= shape.n_vocab) {
+      return Error{fmt::format("prompt token {} at index {} is outside the vocabulary of {} tokens", id, i,
+                               shape.n_vocab)};
+    }
+  }
+  const int context = std::min(shape.max_positions, options_.max_positions);
+  if (request.prompt.size() >= size_t(context)) {
+    return Error{fmt::format(
+        "the prompt has {} tokens, the context holds {} and the answer needs at least one: shorten "
+        "the prompt or raise --context",
+        request.prompt.size(), context)};
+  }
+  if (request.max_tokens < 1)
+    return Error{fmt::format("max_tokens is {}, expected at least 1", request.max_tokens)};
+  TD_RETURN_IF_ERROR(validate(request.sampling, shape.n_vocab));
+  waiting_.emplace_back(next_number_, std::move(request));
+  return next_number_++;
+}
+
+void Engine::admit() {
+  while (!waiting_.empty() && pool_.free_slots() > 0 && int(active_.size()) < options_.max_sequences) {
+    auto& [number, request] = waiting_.front();
+    const int prompt = int(request.prompt.size());
+    const int context = std::min(decoder_->shape().max_positions, options_.max_positions);
+    const int limit = std::min(request.max_tokens, context - prompt);
+    const int pages = (prompt + limit + kPageTokens - 1) / kPageTokens;
+    int promised = 0;  // pages that active sequences may still take
+    for (const auto& a : active_) {
+      promised += (int(a->request.prompt.size()) + a->limit + kPageTokens - 1) / kPageTokens -
+                  int(a->state.pages().size());
+    }
+    if (pages > pool_.free_pages() - promised) break;  // waits until others finish
+    Result<SequenceState> state = SequenceState::create(pool_);
+    TD_CHECK(state.ok(), "a free slot could not be taken: %s", state.error().message.c_str());
+    TokenHistory history(request.prompt, request.sampling, limit);
+    auto a = std::make_unique<Active>(Active{.number = number,
+                                             .request = std::move(request),
+                                             .state = *std::move(state),
+                                             .history = std::move(history)});
+    a->limit = limit;
+    a->stats.prompt_tokens = prompt;
+    active_.push_back(std::move(a));
+    waiting_.pop_front();
+  }
+}
+
+void Engine::step(const Sink& sink) {
+  admit();
+  decode_all(sink);
+  prefill_one(sink);
+  drop_done();
+}
+
+void Engine::run(const Sink& sink) {
+  while (!idle()) step(sink);
+}
+
+void Engine::prefill_one(const Sink& sink) {
+  const auto it =
+      std::find_if(active_.begin(), active_.end(), [](const auto& a) { return !a->answering && !a->done; });
+  if (it == active_.end()) return;
+  Active& a = **it;
+  const Clock::time_point start = Clock::now();
+  const auto total = int(a.request.prompt.size());
+  // Chunks end at absolute multiples of 64, so that results do not depend on where the prompt was cut.
+  const int end = std::min(total, (a.n_prefilled + options_.prefill_chunk) / kChunkTokens * kChunkTokens);
+  const int n = end - a.n_prefilled;
+  if (const Status status = a.state.begin_prefill(n); !status.ok())
+    return fail(a, status.error().message, sink);
+  seqs_.assign(1, a.state.rows(0));
+  const Step step{.path = Path::prefill, .n_rows = n, .seqs = seqs_};
+  decoder_->forward(step, std::span(a.request.prompt).subspan(size_t(a.n_prefilled), size_t(n)), pool_);
+  a.state.end_prefill();
+  a.n_prefilled = end;
+  if (end == total) {
+    const std::span<float> row(logits_.data(), size_t(decoder_->shape().n_vocab));
+    decoder_->logits(n - 1, 1, row);
+    a.answering = true;
+    a.stats.prefill_s += seconds_since(start);
+    choose(a, row, sink);
+    return;
+  }
+  a.stats.prefill_s += seconds_since(start);
+}
+
+void Engine::decode_all(const Sink& sink) {
+  const Clock::time_point start = Clock::now();
+  stepping_.clear();
+  seqs_.clear();
+  ids_.clear();
+  for (const auto& a : active_) {
+    if (!a->answering || a->done) continue;
+    if (const Status status = a->state.begin_verify(1); !status.ok()) {
+      fail(*a, status.error().message, sink);
+      continue;
+    }
+    seqs_.push_back(a->state.rows(int(stepping_.size())));
+    ids_.push_back(a->last);
+    stepping_.push_back(a.get());
+  }
+  if (stepping_.empty()) return;
+  const Step step{.path = Path::decode, .n_rows = int(stepping_.size()), .seqs = seqs_};
+  decoder_->forward(step, ids_, pool_);
+  const auto n_vocab = size_t(decoder_->shape().n_vocab);
+  const int most = int(logits_.size() / n_vocab);
+  for (int first = 0; first < step.n_rows; first += most) {
+    const int n = std::min(most, step.n_rows - first);
+    decoder_->logits(first, n, std::span(logits_.data(), size_t(n) * n_vocab));
+    for (int i = 0; i < n; ++i) {
+      Active& a = *stepping_[size_t(first + i)];
+      a.state.commit(1);
+      choose(a, std::span(logits_.data() + size_t(i) * n_vocab, n_vocab), sink);
+    }
+  }
+  const double elapsed = seconds_since(start);
+  for (Active* a : stepping_) a->stats.decode_s += elapsed;
+}
+
+void Engine::choose(Active& a, std::span<float> logits, const Sink& sink) {
+  logits = logits.first(size_t(options_.n_text_tokens));
+  const bool with_logprobs = a.request.top_logprobs.has_value();
+  // The raw distribution must be read before processors edit the row; which token, only after the choice.
+  Logprobs of_token;
+  std::vector<float> untouched;
+  if (with_logprobs) untouched.assign(logits.begin(), logits.end());
+  const auto position = uint32_t(a.request.prompt.size()) + uint32_t(a.history.n_output());
+  const Result<TokenId> chosen = sampler_.choose(
+      {.logits = logits, .params = a.request.sampling, .history = a.history, .position = position});
+  if (!chosen.ok()) return fail(a, chosen.error().message, sink);
+  const TokenId token = *chosen;
+  const auto& stops = a.request.sampling.stop_ids;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    return finish(a, FinishReason::stop, std::nullopt, nullptr, sink);
+  }
+  const Logprobs* logprobs_of_token = nullptr;
+  if (with_logprobs) {
+    of_token = logprobs(untouched, token, *a.request.top_logprobs);
+    logprobs_of_token = &of_token;
+  }
+  a.history.push(token);
+  a.last = token;
+  ++a.stats.generated_tokens;
+  if (a.stats.generated_tokens >= a.limit)
+    return finish(a, FinishReason::length, token, logprobs_of_token, sink);
+  sink({.request = a.number, .token = token, .logprobs = logprobs_of_token});
+}
+
+void Engine::finish(Active& a, FinishReason reason, std::optional<TokenId> token, const Logprobs* logprobs,
+                    const Sink& sink) {
+  a.done = true;
+  sink({.request = a.number, .token = token, .logprobs = logprobs, .finish = reason});
+}
+
+void Engine::fail(Active& a, const std::string& error, const Sink& sink) {
+  a.done = true;
+  sink({.request = a.number, .finish = FinishReason::error, .error = &error});
+}
+
+void Engine::drop_done() {
+  for (const auto& a : active_) {
+    if (a->done) finished_.emplace_back(a->number, a->stats);
+  }
+  if (finished_.size() > kFinishedKept) finished_.erase(finished_.begin(), finished_.end() - kFinishedKept);
+  std::erase_if(active_, [](const auto& a) { return a->done; });
+}
+
+void Engine::cancel(int request) {
+  std::erase_if(waiting_, [&](const auto& w) { return w.first == request; });
+  for (const auto& a : active_) {
+    if (a->number == request) a->done = true;
+  }
+  drop_done();
+}
+
+const RequestStats& Engine::stats(int request) const {
+  for (const auto& a : active_) {
+    if (a->number == request) return a->stats;
+  }
+  for (const auto& [number, stats] : finished_) {
+    if (number == request) return stats;
+  }
+  static constexpr RequestStats kNone{};
+  return kNone;
+}
+
+}  // namespace tandem

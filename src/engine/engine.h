@@ -1,0 +1,126 @@
+// Requests -> steps -> tokens. The engine owns the sequences' state and is the one writer of it; generate,
+// chat, bench and the tests speak to it directly, a server through a queue.
+//
+//   submit -> waiting -> (a slot is free) prefill in chunks -> first token -> one decode row a step ->
+//   finished
+//
+// One thread calls. Each step() runs one chunk of one prompt, if there is one, and one decode row of every
+// sequence that has begun to answer, so that a long prompt holds up the others by a chunk at most.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "model/decoder.h"
+#include "sample/logprobs.h"
+#include "sample/sampler.h"
+#include "state/state_pool.h"
+
+namespace tandem {
+
+struct Request {
+  std::vector<TokenId> prompt;
+  SamplingParams
+      sampling;          // its stop_ids end the answer and are not part of it; empty: nothing ends it early
+  int max_tokens = 256;  // cut to what the context still holds
+  std::optional<int> top_logprobs;  // give every token's log-probability, and those of this many best
+};
+
+enum class FinishReason : uint8_t { none, stop, length, error };
+
+// One generated token, or the end of an answer, or both. Lives for the callback only.
+struct Event {
+  int request = 0;
+  std::optional<TokenId> token = {};  // none when a stop token or an error ended the answer
+  const Logprobs* logprobs = nullptr;
+  FinishReason finish = FinishReason::none;
+  const std::string* error = nullptr;
+};
+
+struct RequestStats {
+  int prompt_tokens = 0;
+  int generated_tokens = 0;
+  double prefill_s = 0;  // until the first token was chosen
+  double decode_s = 0;   // after it
+  // Of the tokens after the first.
+  double decode_tokens_per_s() const { return decode_s > 0 ? (generated_tokens - 1) / decode_s : 0; }
+};
+
+struct EngineOptions {
+  int max_sequences = 1;
+  int max_positions = 0;    // of all sequences together; 0: one full context
+  int prefill_chunk = 512;  // rows, a multiple of 64
+  int n_text_tokens = 0;    // ids from here on have no text and are never chosen; 0: all may be
+};
+
+class Engine {
+ public:
+  using Sink = std::function<void(const Event&)>;
+
+  // `decoder` must outlive the engine. Errors: not enough memory for the state (bytes named).
+  static Result<std::unique_ptr<Engine>> create(Decoder& decoder, const EngineOptions& options);
+
+  // Checks everything a request can get wrong. Returns its number. Errors: an empty prompt, a token outside
+  // the vocabulary, a prompt that leaves no room in the context, sampling parameters out of range.
+  Result<int> submit(Request request);
+
+  bool idle() const { return waiting_.empty() && active_.empty(); }
+  // One scheduling step; calls sink for every token chosen. A failure of one request is its event, not the
+  // step's.
+  void step(const Sink& sink);
+  // Steps until idle.
+  void run(const Sink& sink);
+  // Ends a request without an event. Unknown numbers are ignored.
+  void cancel(int request);
+
+  // Of the request that finished last, or of an active one.
+  const RequestStats& stats(int request) const;
+
+ private:
+  struct Active {
+    int number;
+    Request request;
+    SequenceState state;
+    TokenHistory history;
+    int n_prefilled = 0;
+    int limit = 0;     // tokens that may be generated
+    TokenId last = 0;  // chosen, not yet fed
+    bool answering = false;
+    bool done = false;
+    RequestStats stats = {};
+  };
+
+  Engine(Decoder& decoder, const EngineOptions& options, StatePool pool);
+  void admit();
+  void prefill_one(const Sink& sink);
+  void decode_all(const Sink& sink);
+  // Chooses from the logits of one row and reports. `logits` may be edited.
+  void choose(Active& a, std::span<float> logits, const Sink& sink);
+  void finish(Active& a, FinishReason reason, std::optional<TokenId> token, const Logprobs* logprobs,
+              const Sink& sink);
+  void fail(Active& a, const std::string& error, const Sink& sink);
+  void drop_done();
+
+  Decoder* decoder_;
+  EngineOptions options_;
+  StatePool pool_;
+  Sampler sampler_;
+  int next_number_ = 0;
+  std::deque<std::pair<int, Request>> waiting_;
+  std::vector<std::unique_ptr<Active>> active_;
+  std::vector<std::pair<int, RequestStats>> finished_;  // the last few
+  // Working memory of a step.
+  std::vector<SeqStep> seqs_;
+  std::vector<TokenId> ids_;
+  std::vector<Active*> stepping_;
+  std::vector<float> logits_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,88 @@
+#include "engine/loaded_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "format/checkpoint.h"
+#include "model/checkpoint_source.h"
+#include "model/published_shapes.h"
+#include "model/synthetic_source.h"
+
+namespace tandem {
+namespace {
+
+Status load_text_files(const std::string& folder, LoadedModel& model) {
+  TD_ASSIGN_OR_RETURN(model.generation, load_generation_config(folder));
+  if (std::filesystem::exists(folder + "/tokenizer.json")) {
+    TD_ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::load(folder));
+    if (model.tokenizer->n_tokens() > model.config.vocab_size) {
+      return Error{
+          fmt::format("{}/tokenizer.json has {} ids, the model's vocabulary {} rows: the files do not belong "
+                      "together",
+                      folder, model.tokenizer->n_tokens(), model.config.vocab_size)};
+    }
+    TD_ASSIGN_OR_RETURN(model.chat_template, ChatTemplate::load(folder));
+  }
+  return {};
+}
+
+std::vector<TokenId> stop_ids_of(const LoadedModel& model) {
+  std::vector<TokenId> ids = model.config.eos_ids;
+  ids.insert(ids.end(), model.generation.eos_ids.begin(), model.generation.eos_ids.end());
+  if (model.tokenizer && model.tokenizer->eos()) ids.push_back(*model.tokenizer->eos());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  std::erase_if(ids, [&](TokenId id) { return id < 0 || id >= model.config.vocab_size; });
+  return ids;
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const ModelOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  LoadedModel model;
+  model.name = options.model;
+  TD_ASSIGN_OR_RETURN(model.backend, make_backend(options.backend));
+  if (is_synthetic(options.model)) {
+    TD_ASSIGN_OR_RETURN(model.config, parse_synthetic(options.model));
+    SyntheticSource source(model.config, model.backend->threads());
+    TD_ASSIGN_OR_RETURN(model.decoder,
+                        load_decoder(source, model.config, *model.backend, options.limits, options.progress));
+  } else {
+    if (!std::filesystem::is_directory(options.model)) {
+      return Error{
+          fmt::format("{}: not a folder; --model takes a checkpoint folder or synth:NAME", options.model)};
+    }
+    TD_ASSIGN_OR_RETURN(model.config, load_model_config(options.model));
+    TD_RETURN_IF_ERROR(load_text_files(options.model, model));
+    TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
+    const CheckpointExtras extras = checkpoint_extras(checkpoint);
+    model.n_mtp_tensors = extras.n_mtp;
+    model.n_vision_tensors = extras.n_vision;
+    TD_ASSIGN_OR_RETURN(CheckpointSource source,
+                        CheckpointSource::create(checkpoint, model.config, options.warn));
+    TD_ASSIGN_OR_RETURN(model.decoder,
+                        load_decoder(source, model.config, *model.backend, options.limits, options.progress));
+    model.stop_ids = stop_ids_of(model);
+  }
+  model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return model;
+}
+
+SamplingParams default_sampling(const GenerationConfig& g) {
+  SamplingParams params;
+  if (!g.do_sample.value_or(false)) return params;
+  params.temperature = float(g.temperature.value_or(1.0));
+  params.top_k = g.top_k.value_or(0);
+  params.top_p = g.top_p.value_or(1.0);
+  params.min_p = g.min_p.value_or(0.0);
+  params.repetition_penalty = float(g.repetition_penalty.value_or(1.0));
+  params.presence_penalty = float(g.presence_penalty.value_or(0.0));
+  params.frequency_penalty = float(g.frequency_penalty.value_or(0.0));
+  return params;
+}
+
+}  // namespace tandem

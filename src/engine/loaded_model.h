@@ -1,0 +1,52 @@
+// A --model argument turned into everything that answers: configuration, tokenizer, template, backend,
+// network.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/registry.h"
+#include "format/config.h"
+#include "format/generation_config.h"
+#include "model/decoder.h"
+#include "model/load.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace tandem {
+
+struct ModelOptions {
+  std::string model;  // a checkpoint folder, or synth:NAME[@bits][,layers=N]
+  BackendOptions backend;
+  DecoderLimits limits;
+  LoadProgress progress;                         // may be empty
+  std::function<void(const std::string&)> warn;  // may be empty
+};
+
+struct LoadedModel {
+  std::string name;
+  ModelConfig config;
+  GenerationConfig generation;
+  std::optional<Tokenizer> tokenizer;  // absent when the folder has none (token ids still work)
+  std::optional<ChatTemplate> chat_template;
+  std::vector<TokenId> stop_ids;  // of generation_config.json, config.json and the tokenizer together
+  int n_mtp_tensors = 0, n_vision_tensors = 0;
+  std::unique_ptr<Backend> backend;  // outlives the decoder
+  std::unique_ptr<Decoder> decoder;
+  double load_s = 0;
+
+  // Ids from here on have no text; 0 without a tokenizer.
+  int n_text_tokens() const { return tokenizer ? tokenizer->n_tokens() : 0; }
+};
+
+// Errors: what any of the files says; a tokenizer with more ids than the model has rows.
+Result<LoadedModel> load_model(const ModelOptions& options);
+
+// Sampling defaults of the checkpoint: generation_config.json decides; do_sample false or no file means
+// greedy.
+SamplingParams default_sampling(const GenerationConfig& generation);
+
+}  // namespace tandem

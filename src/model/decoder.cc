@@ -1,0 +1,291 @@
+#include "model/decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace tandem {
+
+Result<std::unique_ptr<Decoder>> Decoder::create(Backend& backend, DecoderShape shape, DecoderWeights weights,
+                                                 const DecoderLimits& limits) {
+  std::unique_ptr<Decoder> decoder(new Decoder(backend, std::move(shape), std::move(weights), limits));
+  TD_RETURN_IF_ERROR(decoder->allocate());
+  return decoder;
+}
+
+StateShape Decoder::state_shape() const {
+  StateShape state{.delta = shape_.delta, .attention = shape_.attention};
+  for (const DecoderLayer& layer : weights_.layers) {
+    if (std::holds_alternative<DeltaMixer>(layer.mixer)) {
+      ++state.n_delta_layers;
+    } else {
+      ++state.n_attention_layers;
+    }
+  }
+  return state;
+}
+
+template <class Visit>
+void Decoder::each_weight(Visit&& visit) const {
+  const auto one = [&](const std::unique_ptr<Weight>& w) {
+    if (w) visit(*w);
+  };
+  for (const DecoderLayer& layer : weights_.layers) {
+    std::visit(
+        [&](const auto& mixer) {
+          one(mixer.in_proj);
+          one(mixer.out_proj);
+        },
+        layer.mixer);
+    if (const auto* dense = std::get_if<DenseFfn>(&layer.ffn)) {
+      one(dense->gate_up);
+      one(dense->down);
+    } else {
+      const auto& moe = std::get<MoeFfn>(layer.ffn);
+      for (const auto* w :
+           {&moe.router, &moe.gate_up, &moe.down, &moe.shared_gate_up, &moe.shared_down, &moe.shared_gate}) {
+        one(*w);
+      }
+    }
+  }
+  visit(head_weight());
+}
+
+std::vector<const Weight*> Decoder::matrices() const {
+  std::vector<const Weight*> all;
+  each_weight([&](const Weight& w) { all.push_back(&w); });
+  return all;
+}
+
+Status Decoder::allocate() {
+  std::vector<const Weight*> all = matrices();
+  if (weights_.head) all.push_back(weights_.embedding.get());
+  TD_RETURN_IF_ERROR(backend_->reserve({.max_rows = limits_.max_rows,
+                                        .max_positions = shape_.max_positions,
+                                        .attention = shape_.attention,
+                                        .delta = shape_.delta,
+                                        .weights = all,
+                                        .moe_top_k = shape_.moe_top_k}));
+  int wide = 0, inner = 0;
+  for (const DecoderLayer& layer : weights_.layers) {
+    std::visit(
+        [&](const auto& mixer) {
+          wide = std::max(wide, mixer.in_proj->n());
+          inner = std::max(inner, mixer.out_proj->k());
+        },
+        layer.mixer);
+    if (const auto* dense = std::get_if<DenseFfn>(&layer.ffn)) {
+      wide = std::max(wide, dense->gate_up->n());
+      inner = std::max(inner, dense->down->k());
+    }
+  }
+  // One buffer, cut into cache-line aligned views.
+  struct Part {
+    MutView* view;
+    DType dtype;
+    int rows, cols;
+  };
+  const int rows = limits_.max_rows;
+  const Part parts[] = {
+      {&x_all_, DType::f32, rows, shape_.d_model},
+      {&angles_all_, DType::f32, rows, std::max(shape_.attention.rotary_dims, 1)},
+      {&hidden_all_, DType::f32, limits_.max_logit_rows, shape_.d_model},
+      {&logits_all_, DType::f32, limits_.max_logit_rows, shape_.n_vocab},
+      {&scratch_.norm, DType::f32, rows, shape_.d_model},
+      {&scratch_.wide, DType::f32, rows, wide},
+      {&scratch_.inner, DType::f32, rows, inner},
+      {&scratch_.heads, DType::f32, rows, std::max(shape_.delta.n_v_heads, 1)},
+      {&scratch_.heads2, DType::f32, rows, std::max(shape_.delta.n_v_heads, 1)},
+      {&scratch_.qkv, DType::f32, rows, std::max(shape_.delta.conv_dim(), 1)},
+      {&scratch_.router, DType::f32, rows, std::max(shape_.n_experts, 1)},
+      {&scratch_.choice, DType::i32, rows, std::max(shape_.moe_top_k, 1)},
+      {&scratch_.choice_weight, DType::f32, rows, std::max(shape_.moe_top_k, 1)},
+  };
+  constexpr size_t kAlign = 256;
+  size_t bytes = 0;
+  const auto size_of = [](const Part& p) {
+    return (size_t(p.rows) * size_t(p.cols) * sizeof(float) + kAlign - 1) / kAlign * kAlign;
+  };
+  for (const Part& p : parts) bytes += size_of(p);
+  TD_ASSIGN_OR_RETURN(activations_,
+                      backend_->allocate(bytes, fmt::format("activations of {} rows", limits_.max_rows)));
+  size_t offset = 0;
+  for (const Part& p : parts) {
+    *p.view = activations_.view(p.dtype, p.rows, p.cols, offset);
+    offset += size_of(p);
+  }
+  return {};
+}
+
+void Decoder::forward(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
+  TD_CHECK(step.n_rows == int(ids.size()) && step.n_rows > 0 && step.n_rows <= limits_.max_rows,
+           "step of %d rows, %zu tokens, at most %d", step.n_rows, ids.size(), limits_.max_rows);
+  for (const TokenId id : ids) TD_CHECK(id >= 0 && id < shape_.n_vocab, "token %d of %d", id, shape_.n_vocab);
+  struct Run {
+    Decoder* decoder;
+    const Step* step;
+    std::span<const TokenId> ids;
+    const StatePool* pool;
+  } run{this, &step, ids, &pool};
+  const uint64_t key =
+      uint64_t(step.path == Path::prefill) << 63 | uint64_t(step.seqs.size()) << 32 | uint64_t(step.n_rows);
+  backend_->run(
+      key,
+      [](void* context) {
+        const Run& r = *static_cast<Run*>(context);
+        Decoder& d = *r.decoder;
+        d.residual_ = d.x_all_.row_range(0, r.step->n_rows);
+        d.angles_ = d.angles_all_.row_range(0, r.step->n_rows);
+        d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
+        d.run_layers(*r.step, *r.pool);
+      },
+      &run);
+}
+
+void Decoder::run_layers(const Step& step, const StatePool& pool) {
+  if (shape_.attention.rotary_dims > 0) {
+    backend_->rope_angles(step, weights_.rope_frequencies, shape_.rope_factor, angles_);
+  }
+  if (observer_) observer_(observer_context_, 0, residual_);
+  int index = 0;
+  for (const DecoderLayer& layer : weights_.layers) {
+    std::visit([&](const auto& mixer) { mix(step, layer, mixer, pool); }, layer.mixer);
+    std::visit([&](const auto& ffn) { feed_forward(step, layer, ffn); }, layer.ffn);
+    if (observer_) observer_(observer_context_, ++index, residual_);
+  }
+}
+
+void Decoder::mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& m, const StatePool& pool) {
+  const int rows = step.n_rows;
+  const DeltaState state = pool.delta(layer.state_index);
+  backend_->delta_inputs(step,
+                         {.x = residual_,
+                          .gain = layer.input_gain,
+                          .eps = shape_.norm_eps,
+                          .projection = m.in_proj.get(),
+                          .shape = shape_.delta,
+                          .conv_weight = m.conv_weight,
+                          .a_log = m.a_log,
+                          .dt_bias = m.dt_bias,
+                          .state = state},
+                         scratch_);
+  backend_->delta_step(step, {.shape = shape_.delta,
+                              .qkv = scratch_.qkv.row_range(0, rows),
+                              .log_decay = scratch_.heads.row_range(0, rows),
+                              .beta = scratch_.heads2.row_range(0, rows),
+                              .state = state,
+                              .y = scratch_.inner.row_range(0, rows).col_range(0, shape_.delta.value_dim())});
+  backend_->delta_output(step,
+                         {.shape = shape_.delta,
+                          .gain = m.gain,
+                          .eps = shape_.norm_eps,
+                          .projection = m.out_proj.get(),
+                          .x = residual_},
+                         scratch_);
+}
+
+void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
+                  const StatePool& pool) {
+  const int rows = step.n_rows;
+  const AttentionShape& shape = shape_.attention;
+  const int gate_cols = shape_.gated_attention ? shape.q_dim() : 0;
+  const KvLayer cache = pool.kv(layer.state_index);
+  backend_->attention_inputs(step,
+                             {.x = residual_,
+                              .gain = layer.input_gain,
+                              .eps = shape_.norm_eps,
+                              .projection = m.in_proj.get(),
+                              .shape = shape,
+                              .gate_cols = gate_cols,
+                              .q_norm = m.q_norm,
+                              .k_norm = m.k_norm,
+                              .angles = angles_,
+                              .cache = cache},
+                             scratch_);
+  const MutView projection = scratch_.wide.row_range(0, rows);
+  const MutView out = scratch_.inner.row_range(0, rows).col_range(0, shape.q_dim());
+  backend_->attention(step,
+                      {.shape = shape,
+                       .q = projection.col_range(0, shape.q_dim()),
+                       .gate = gate_cols > 0 ? View(projection.col_range(shape.q_dim(), gate_cols)) : View{},
+                       .scale = float(1.0 / std::sqrt(double(shape.d_head))),
+                       .cache = cache,
+                       .out = out});
+  backend_->linear_add(step.path, out, *m.out_proj, residual_);
+}
+
+void Decoder::feed_forward(const Step& step, const DecoderLayer& layer, const DenseFfn& ffn) {
+  backend_->mlp(step,
+                {.x = residual_,
+                 .gain = layer.post_gain,
+                 .eps = shape_.norm_eps,
+                 .gate_up = ffn.gate_up.get(),
+                 .down = ffn.down.get()},
+                scratch_);
+}
+
+void Decoder::feed_forward(const Step& step, const DecoderLayer& layer, const MoeFfn& ffn) {
+  backend_->moe(step,
+                {.x = residual_,
+                 .gain = layer.post_gain,
+                 .eps = shape_.norm_eps,
+                 .weights = {.router = ffn.router.get(),
+                             .gate_up = ffn.gate_up.get(),
+                             .down = ffn.down.get(),
+                             .shared_gate_up = ffn.shared_gate_up.get(),
+                             .shared_down = ffn.shared_down.get(),
+                             .shared_gate = ffn.shared_gate.get(),
+                             .top_k = shape_.moe_top_k,
+                             .normalise = shape_.moe_normalise}},
+                scratch_);
+}
+
+void Decoder::logits(int first, int n, std::span<float> logits) {
+  TD_CHECK(first >= 0 && n > 0 && first + n <= residual_.rows && n <= limits_.max_logit_rows,
+           "logits of rows %d + %d of %d, at most %d", first, n, residual_.rows, limits_.max_logit_rows);
+  TD_CHECK(logits.size() == size_t(n) * size_t(shape_.n_vocab), "room for %zu logits", logits.size());
+  hidden_ = hidden_all_.row_range(0, n);
+  const MutView out = logits_all_.row_range(0, n);
+  backend_->head({.x = residual_.row_range(first, n),
+                  .gain = weights_.final_gain,
+                  .eps = shape_.norm_eps,
+                  .weight = &head_weight(),
+                  .hidden = hidden_,
+                  .logits = out});
+  backend_->copy_out(std::as_writable_bytes(logits), static_cast<const std::byte*>(out.data));
+}
+
+size_t Decoder::weight_bytes(int n_rows) const {
+  double bytes = 0;
+  each_weight([&](const Weight& w) {
+    if (w.n_experts() == 1) {
+      bytes += double(w.bytes());
+    } else {
+      // Expected distinct experts when each row chooses top_k of them evenly.
+      const double share = 1.0 - std::pow(1.0 - double(shape_.moe_top_k) / w.n_experts(), n_rows);
+      bytes += double(w.bytes()) * share;
+    }
+  });
+  return size_t(bytes);
+}
+
+size_t Decoder::weight_bytes_held() const {
+  size_t bytes = weights_.head ? weights_.embedding->bytes() : 0;
+  each_weight([&](const Weight& w) { bytes += w.bytes(); });
+  return bytes;
+}
+
+double Decoder::macs_per_row() const {
+  double macs = 0;
+  each_weight([&](const Weight& w) {
+    if (&w == &head_weight()) return;
+    const int used = w.n_experts() == 1 ? 1 : shape_.moe_top_k;
+    macs += double(w.n()) * w.k() * used;
+  });
+  return macs;
+}
+
+}  // namespace tandem

@@ -1,0 +1,141 @@
+// The network of every family tandem runs: layers of (Gated DeltaNet | attention) and (dense | mixture) with
+// one residual stream, written once against Backend. Families differ in configuration and in how their
+// tensors are named, not here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/ids.h"
+#include "base/result.h"
+#include "state/state_pool.h"
+
+namespace tandem {
+
+struct DeltaMixer {
+  std::unique_ptr<Weight> in_proj;   // [q k v | z | b | a]
+  std::unique_ptr<Weight> out_proj;  // [H, value_dim]
+  View conv_weight, a_log, dt_bias, gain;
+};
+
+struct AttentionMixer {
+  std::unique_ptr<Weight> in_proj;   // [q | gate | k | v], gate only in gated families
+  std::unique_ptr<Weight> out_proj;  // [H, q_dim]
+  View q_norm, k_norm;               // empty in families without head norms
+};
+
+struct DenseFfn {
+  std::unique_ptr<Weight> gate_up, down;
+};
+
+struct MoeFfn {
+  std::unique_ptr<Weight> router, gate_up, down;
+  std::unique_ptr<Weight> shared_gate_up, shared_down, shared_gate;  // null without a shared expert
+};
+
+struct DecoderLayer {
+  View input_gain, post_gain;
+  std::variant<DeltaMixer, AttentionMixer> mixer;
+  std::variant<DenseFfn, MoeFfn> ffn;
+  int state_index = 0;  // among the layers of its kind
+};
+
+// What the arithmetic needs to know of a model; made by the loader from its ModelConfig.
+struct DecoderShape {
+  std::string model;  // for reports
+  int n_vocab = 0, d_model = 0, n_layers = 0;
+  int max_positions = 0;
+  float norm_eps = 0;
+  AttentionShape attention;
+  bool gated_attention = false;
+  DeltaShape delta;
+  int n_experts = 0, moe_top_k = 0;
+  bool moe_normalise = true;
+  float rope_factor = 1;  // multiplies cos and sin
+};
+
+struct DecoderWeights {
+  std::unique_ptr<Weight> embedding;
+  std::unique_ptr<Weight> head;  // null: tied to the embedding
+  View final_gain, rope_frequencies;
+  std::vector<DecoderLayer> layers;
+  DeviceBuffer vectors;  // memory behind every small View above
+};
+
+// The most a decoder is asked to do at once; sizes its activations.
+struct DecoderLimits {
+  int max_rows = 512;       // of one step, all sequences together
+  int max_logit_rows = 32;  // of one call of logits()
+};
+
+class Decoder {
+ public:
+  // Errors: not enough memory for activations (bytes named).
+  static Result<std::unique_ptr<Decoder>> create(Backend& backend, DecoderShape shape, DecoderWeights weights,
+                                                 const DecoderLimits& limits);
+
+  const DecoderShape& shape() const { return shape_; }
+  StateShape state_shape() const;
+  Backend& backend() const { return *backend_; }
+  const DecoderLimits& limits() const { return limits_; }
+
+  // Runs all layers over the rows of `step`: tokens ids[row], state in `pool`. ids must lie in the
+  // vocabulary.
+  void forward(const Step& step, std::span<const TokenId> ids, const StatePool& pool);
+
+  // Logits of rows [first, first + n) of the last forward, copied out: logits [n, n_vocab]. n <=
+  // max_logit_rows.
+  void logits(int first, int n, std::span<float> logits);
+
+  // The residual stream after the last layer, [rows of the last forward, d_model]; layer outputs and normed
+  // hidden rows as well, for tests and tools: forward() calls `observer` (if set) after the embedding (0) and
+  // after each layer (i + 1).
+  View residual() const { return residual_; }
+  View hidden() const { return hidden_; }  // after the final norm, of the rows of the last logits() call
+  using Observer = void (*)(void* context, int layer, View residual);
+  void observe(Observer observer, void* context) {
+    observer_ = observer;
+    observer_context_ = context;
+  }
+
+  // Bytes of weights one decode step of n_rows rows must read (experts: the expected number touched by
+  // n_rows).
+  size_t weight_bytes(int n_rows) const;
+  // Bytes of weights held.
+  size_t weight_bytes_held() const;
+  // Multiply-adds of one row through every matrix but the head.
+  double macs_per_row() const;
+  // The dense matrices one row passes through, for benchmarks: head last.
+  std::vector<const Weight*> matrices() const;
+
+ private:
+  Decoder(Backend& backend, DecoderShape shape, DecoderWeights weights, const DecoderLimits& limits)
+      : backend_(&backend), shape_(std::move(shape)), weights_(std::move(weights)), limits_(limits) {}
+  Status allocate();
+  void run_layers(const Step& step, const StatePool& pool);
+  void mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);
+  void mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer, const StatePool& pool);
+  void feed_forward(const Step& step, const DecoderLayer& layer, const DenseFfn& ffn);
+  void feed_forward(const Step& step, const DecoderLayer& layer, const MoeFfn& ffn);
+  const Weight& head_weight() const { return weights_.head ? *weights_.head : *weights_.embedding; }
+  template <class Visit>
+  void each_weight(Visit&& visit) const;
+
+  Backend* backend_;
+  DecoderShape shape_;
+  DecoderWeights weights_;
+  DecoderLimits limits_;
+  DeviceBuffer activations_;
+  Scratch scratch_;
+  MutView x_all_, hidden_all_, logits_all_, angles_all_;  // at their largest
+  MutView residual_, hidden_, angles_;                    // of the last step
+  Observer observer_ = nullptr;
+  void* observer_context_ = nullptr;
+};
+
+}  // namespace tandem
