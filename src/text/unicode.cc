@@ -1,0 +1,247 @@
+#include "text/unicode.h"
+
+#include <unicode/bytestream.h>
+#include <unicode/edits.h>
+#include <unicode/normalizer2.h>
+#include <unicode/stringpiece.h>
+#include <unicode/uchar.h>
+#include <unicode/uniset.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace tandem {
+namespace {
+
+// What a lead byte promises: how many continuation bytes, and the range of the first of them (Unicode table
+// 3-7).
+struct Lead {
+  int n_more;  // -1: no sequence starts with this byte
+  uint8_t lowest, highest;
+};
+
+Lead lead_of(uint8_t b) {
+  if (b < 0x80) return {0, 0, 0};
+  if (b < 0xC2) return {-1, 0, 0};
+  if (b < 0xE0) return {1, 0x80, 0xBF};
+  if (b == 0xE0) return {2, 0xA0, 0xBF};
+  if (b == 0xED) return {2, 0x80, 0x9F};
+  if (b < 0xF0) return {2, 0x80, 0xBF};
+  if (b == 0xF0) return {3, 0x90, 0xBF};
+  if (b < 0xF4) return {3, 0x80, 0xBF};
+  if (b == 0xF4) return {3, 0x80, 0x8F};
+  return {-1, 0, 0};
+}
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// Length of the ASCII run at text[at..].
+size_t ascii_run(std::string_view text, size_t at) {
+  size_t i = at;
+  for (; i + 8 <= text.size(); i += 8) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + i, 8);
+    if (word & 0x8080808080808080u) break;
+  }
+  while (i < text.size() && uint8_t(text[i]) < 0x80) ++i;
+  return i - at;
+}
+
+constexpr std::array<CharClass, 128> make_ascii_classes() {
+  std::array<CharClass, 128> t{};
+  for (int c = 0; c < 128; ++c) {
+    t[c] = CharClass::other;
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) t[c] = CharClass::letter;
+    if (c >= '0' && c <= '9') t[c] = CharClass::number;
+  }
+  t['\t'] = t['\v'] = t['\f'] = CharClass::white;
+  t['\r'] = t['\n'] = CharClass::newline;
+  t[' '] = CharClass::space;
+  return t;
+}
+constexpr std::array<CharClass, 128> kAsciiClasses = make_ascii_classes();
+
+const icu::Normalizer2& nfc() {
+  static const icu::Normalizer2* const instance = [] {
+    UErrorCode status = U_ZERO_ERROR;
+    const icu::Normalizer2* n = icu::Normalizer2::getNFCInstance(status);
+    TD_CHECK(U_SUCCESS(status), "ICU has no NFC data: %s\n", u_errorName(status));
+    return n;
+  }();
+  return *instance;
+}
+
+// Where each range's bytes went, by walking the edits once. Ranges are ascending and do not overlap.
+void move_ranges(const icu::Edits& edits, std::vector<ByteRange>& ranges) {
+  std::vector<ByteRange> moved;
+  UErrorCode status = U_ZERO_ERROR;
+  icu::Edits::Iterator it = edits.getFineIterator();
+  size_t r = 0;
+  while (r < ranges.size() && it.next(status)) {
+    const size_t src = size_t(it.sourceIndex()), src_end = src + size_t(it.oldLength());
+    const size_t dst = size_t(it.destinationIndex()), dst_end = dst + size_t(it.newLength());
+    for (size_t k = r; k < ranges.size() && ranges[k].begin < src_end; ++k) {
+      const size_t from = std::max(ranges[k].begin, src), to = std::min(ranges[k].end, src_end);
+      if (from >= to) continue;
+      const ByteRange part =
+          it.hasChange() ? ByteRange{dst, dst_end} : ByteRange{dst + from - src, dst + to - src};
+      if (!moved.empty() && part.begin <= moved.back().end) {
+        moved.back().end = std::max(moved.back().end, part.end);
+      } else {
+        moved.push_back(part);
+      }
+    }
+    while (r < ranges.size() && ranges[r].end <= src_end) ++r;
+  }
+  ranges = std::move(moved);
+}
+
+}  // namespace
+
+std::optional<size_t> first_invalid_utf8(std::string_view text) {
+  size_t i = 0;
+  while (true) {
+    i += ascii_run(text, i);
+    if (i == text.size()) return std::nullopt;
+    const Lead lead = lead_of(uint8_t(text[i]));
+    if (lead.n_more < 0 || text.size() - i <= size_t(lead.n_more)) return i;
+    uint8_t lowest = lead.lowest, highest = lead.highest;
+    for (int k = 1; k <= lead.n_more; ++k) {
+      const uint8_t b = uint8_t(text[i + size_t(k)]);
+      if (b < lowest || b > highest) return i;
+      lowest = 0x80, highest = 0xBF;
+    }
+    i += size_t(lead.n_more) + 1;
+  }
+}
+
+CodePoint code_point_at(std::string_view text, size_t at) {
+  const auto byte = [&](size_t k) { return char32_t(uint8_t(text[at + k])); };
+  const char32_t b = byte(0);
+  if (b < 0x80) return {b, 1};
+  if (b < 0xE0) return {(b & 0x1F) << 6 | (byte(1) & 0x3F), 2};
+  if (b < 0xF0) return {(b & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
+  return {(b & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+}
+
+CodePoint code_point_before(std::string_view text, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && (uint8_t(text[begin]) & 0xC0) == 0x80) --begin;
+  return code_point_at(text, begin);
+}
+
+void append_utf8(char32_t c, std::string& out) {
+  if (c < 0x80) {
+    out += char(c);
+  } else if (c < 0x800) {
+    out += char(0xC0 | c >> 6);
+    out += char(0x80 | (c & 0x3F));
+  } else if (c < 0x10000) {
+    out += char(0xE0 | c >> 12);
+    out += char(0x80 | (c >> 6 & 0x3F));
+    out += char(0x80 | (c & 0x3F));
+  } else {
+    out += char(0xF0 | c >> 18);
+    out += char(0x80 | (c >> 12 & 0x3F));
+    out += char(0x80 | (c >> 6 & 0x3F));
+    out += char(0x80 | (c & 0x3F));
+  }
+}
+
+void Utf8Stream::feed(std::string_view bytes, std::string& out) {
+  for (size_t i = 0; i < bytes.size();) {
+    const uint8_t b = uint8_t(bytes[i]);
+    if (n_missing_ > 0) {
+      if (b < lowest_ || b > highest_) {  // the held part can never become valid; this byte starts afresh
+        finish(out);
+        continue;
+      }
+      held_[n_held_++] = char(b);
+      lowest_ = 0x80, highest_ = 0xBF;
+      if (--n_missing_ == 0) {
+        out.append(held_, n_held_);
+        n_held_ = 0;
+      }
+      ++i;
+      continue;
+    }
+    const size_t run = ascii_run(bytes, i);
+    out.append(bytes, i, run);
+    i += run;
+    if (i == bytes.size()) break;
+    const Lead lead = lead_of(uint8_t(bytes[i]));
+    if (lead.n_more < 0) {
+      out += kReplacement;
+    } else {
+      held_[0] = bytes[i];
+      n_held_ = 1;
+      n_missing_ = lead.n_more;
+      lowest_ = lead.lowest, highest_ = lead.highest;
+    }
+    ++i;
+  }
+}
+
+void Utf8Stream::finish(std::string& out) {
+  if (n_held_ > 0) out += kReplacement;
+  n_held_ = 0;
+  n_missing_ = 0;
+}
+
+bool is_white_space(char32_t c) {
+  if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13);
+  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+CharClass char_class(char32_t c) {
+  if (c < 0x80) return kAsciiClasses[c];
+  const uint32_t mask = U_GET_GC_MASK(UChar32(c));
+  if (mask & U_GC_L_MASK) return CharClass::letter;
+  if (mask & U_GC_M_MASK) return CharClass::mark;
+  if (mask & U_GC_N_MASK) return CharClass::number;
+  return is_white_space(c) ? CharClass::white : CharClass::other;
+}
+
+bool is_word(char32_t code_point) {
+  const UChar32 c = UChar32(code_point);
+  return (U_GET_GC_MASK(c) & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0 ||
+         u_hasBinaryProperty(c, UCHAR_ALPHABETIC) || u_hasBinaryProperty(c, UCHAR_JOIN_CONTROL);
+}
+
+std::optional<std::vector<CodePointRange>> code_points_with(std::string_view property) {
+  for (const char c : property) {  // a name, never a piece of set syntax
+    const bool plain =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '=';
+    if (!plain) return std::nullopt;
+  }
+  const std::string pattern = "[\\p{" + std::string(property) + "}]";
+  UErrorCode status = U_ZERO_ERROR;
+  const icu::UnicodeSet set(icu::UnicodeString::fromUTF8(pattern), status);
+  if (U_FAILURE(status) || set.hasStrings()) return std::nullopt;
+  std::vector<CodePointRange> ranges;
+  for (int32_t i = 0; i < set.getRangeCount(); ++i) {
+    ranges.push_back({char32_t(set.getRangeStart(i)), char32_t(set.getRangeEnd(i))});
+  }
+  return ranges;
+}
+
+bool normalize_nfc(std::string_view text, std::string& out, std::vector<ByteRange>* ranges) {
+  if (ascii_run(text, 0) == text.size()) return false;
+  TD_CHECK(text.size() <= size_t(INT32_MAX), "text of %zu bytes\n", text.size());
+  const icu::StringPiece piece(text.data(), int32_t(text.size()));
+  UErrorCode status = U_ZERO_ERROR;
+  if (nfc().isNormalizedUTF8(piece, status) && U_SUCCESS(status)) return false;
+  out.clear();
+  icu::StringByteSink<std::string> sink(&out);
+  icu::Edits edits;
+  nfc().normalizeUTF8(0, piece, sink, ranges ? &edits : nullptr, status);
+  TD_CHECK(U_SUCCESS(status), "ICU normalisation failed: %s\n", u_errorName(status));
+  if (ranges) move_ranges(edits, *ranges);
+  return true;
+}
+
+}  // namespace tandem
