@@ -64,7 +64,7 @@ class Layers(Tree):
         self.write("src/base/b.cc", '\n#include "tensor/t.h"\n')
         self.expect_breach("src/base/b.cc:2: base/ may not use tensor/", "layers")
 
-    def test_text_sees_only_base(self):
+    def test_text_sees_no_tensors(self):
         self.write("src/text/y.cc", '#include "tensor/t.h"\n')
         self.expect_breach("src/text/y.cc:1: text/ may not use tensor/", "layers")
 
