@@ -1,5 +1,7 @@
 #include "format/printable.h"
 
+#include <fmt/format.h>
+
 namespace tandem {
 
 std::string printable(std::string_view text) {
@@ -18,6 +20,21 @@ std::string printable(std::string_view text) {
   }
   if (text.size() > kMax) out += "...";
   return out;
+}
+
+std::string json_string(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
 }
 
 }  // namespace tandem

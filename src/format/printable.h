@@ -1,4 +1,4 @@
-// Text of unknown origin made fit for an error message.
+// Text made fit for an error message, and for a JSON file.
 #pragma once
 
 #include <string>
@@ -10,5 +10,8 @@ namespace tandem {
 // a cut is marked with "...". Valid UTF-8 beyond ASCII is escaped too: a name in an error must never drive a
 // terminal.
 std::string printable(std::string_view text);
+
+// `text`, which is valid UTF-8, as a JSON string with its quotes.
+std::string json_string(std::string_view text);
 
 }  // namespace tandem

@@ -11,25 +11,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "format/printable.h"
 #include "format/safetensors.h"
 
 namespace tandem {
 namespace {
-
-std::string json_string(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 std::string header_text(std::span<const TensorSpec> specs, const SafetensorsMetadata& metadata) {
   std::string text = "{";
