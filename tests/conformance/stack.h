@@ -1,0 +1,100 @@
+// A random two-layer hybrid (Gated DeltaNet + experts, attention + MLP, head) run straight on a backend's
+// operations, the way a model runs them. Bit-exact tests drive it: every operation of the contract takes
+// part.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "conformance/harness.h"
+
+namespace tandem::conformance {
+
+struct StackShape {
+  int hidden = 0, d_ff = 0, vocab = 0;
+  WeightFormat format;  // of every matrix
+  AttentionShape attention;
+  bool gated = true, head_norms = true;
+  DeltaShape delta;
+  int n_experts = 0, top_k = 0, d_expert = 0, d_shared = 0;  // d_shared 0: no shared expert
+  bool normalise = true;
+
+  std::string text() const;
+};
+StackShape random_shape(Rng& rng);
+
+// Limits of a stack's memory.
+constexpr int kSlots = 9, kPages = 80, kMaxRows = 512;
+
+// A sequence of a stack: where its state lies, and how far it is.
+struct Sequence {
+  int slot = 0;
+  std::vector<int32_t> pages;
+  int length = 0;
+  int tape = 0;
+  std::vector<uint8_t> pending;
+};
+
+// Rows of one sequence in a step.
+struct Part {
+  Sequence* sequence;
+  Rows x;
+};
+
+class Stack {
+ public:
+  // The same shape and seed make the same weights on any backend.
+  Stack(Backend& backend, const StackShape& shape, uint64_t seed);
+
+  const StackShape& shape() const { return shape_; }
+
+  // A sequence with room for max_positions, on a slot and on pages that hold garbage.
+  Sequence new_sequence(int max_positions);
+
+  // Runs one step. Rows of the result, in order of the parts: residual stream, final norm, logits (decode
+  // only).
+  Rows prefill(const std::vector<Part>& parts);
+  Rows decode(const std::vector<Part>& parts);
+  Rows decode(Sequence& sequence, const Rows& x) { return decode({{&sequence, x}}); }
+  // Keeps the first n rows of the last decode step.
+  void commit(Sequence& sequence, int n);
+  // Keeps the given rows of the last decode step (a path through a tree of drafts).
+  void commit(Sequence& sequence, const std::vector<uint8_t>& rows);
+  // Folds what is pending.
+  void flush(Sequence& sequence);
+
+  // S and conv window of a slot as they lie in memory, and all bytes of the sequence's KV pages.
+  Rows recurrent_state(const Sequence& sequence) const;
+  std::vector<std::byte> kv(const Sequence& sequence) const;
+
+ private:
+  struct Matrix {
+    std::vector<std::unique_ptr<RandomMatrix>> parts;
+    std::unique_ptr<Weight> weight;
+  };
+  const Weight* weight(int n, int k, int n_slices = 1, int n_experts = 1);
+  std::vector<SeqStep> seq_steps(const std::vector<Part>& parts) const;
+  Rows run(Path path, const std::vector<Part>& parts);
+  DeltaState delta_state() const;
+
+  Backend* backend_;
+  StackShape shape_;
+  Rng rng_;
+  std::vector<Matrix> matrices_;
+  const Weight *delta_in_, *delta_out_, *attention_in_, *attention_out_, *gate_up_, *down_, *head_;
+  MoeWeights moe_;
+  std::vector<OnDevice> vectors_;  // norm gains, gates, convolution
+  View gain_, d_v_gain_, d_head_gain_, conv_weight_, a_log_, dt_bias_, frequencies_;
+
+  Memory s_, conv_, tape_g_, tape_k_, tape_delta_, tape_conv_, pages_;
+  std::vector<DeviceBuffer> scratch_memory_;
+  Scratch scratch_;
+  MutView x_, angles_, logits_, hidden_;
+  std::vector<int> free_slots_;
+  std::vector<int32_t> free_pages_;
+};
+
+}  // namespace tandem::conformance
