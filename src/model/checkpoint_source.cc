@@ -3,27 +3,12 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cmath>
-#include <cstring>
+#include <algorithm>
 
-#include "quant/affine.h"
+#include "quant/values.h"
 
 namespace tandem {
 namespace {
-
-float element(const HostTensor& t, int64_t i) {
-  const std::byte* p = t.bytes.data() + i * int64_t(dtype_bytes(t.dtype));
-  if (t.dtype == DType::f32) {
-    float x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
-  }
-  uint16_t x;
-  std::memcpy(&x, p, sizeof x);
-  return t.dtype == DType::bf16 ? float_from_bf16(x) : float_from_f16(x);
-}
-
-bool is_float(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
 
 const char* const kPart[] = {"gate_proj", "up_proj", "down_proj"};
 
@@ -94,7 +79,7 @@ Result<SourceMatrix> CheckpointSource::stored(const std::string& module, const s
     return t.bytes.data() + int64_t(t.bytes.size()) / n_experts * expert;
   };
   if (scales == nullptr) {
-    if (!is_float(w->dtype)) {
+    if (!is_dense_float(w->dtype)) {
       return Error{
           fmt::format("{} has dtype {}, expected BF16, F16 or F32 (or a tensor '{}.scales' beside it)",
                       checkpoint_->where(*w), dtype_name(w->dtype), module)};
@@ -111,7 +96,7 @@ Result<SourceMatrix> CheckpointSource::stored(const std::string& module, const s
                       checkpoint_->where(*w), module)};
     }
     TD_ASSIGN_OR_RETURN(const HostTensor* biases, tensor(module + ".biases"));
-    if (w->dtype != DType::u32 || !is_float(scales->dtype) || biases->dtype != scales->dtype) {
+    if (w->dtype != DType::u32 || !is_dense_float(scales->dtype) || biases->dtype != scales->dtype) {
       return Error{
           fmt::format("{}: expected U32 codes with float scales and biases of one dtype, found {}, {}, {}",
                       checkpoint_->where(*w), dtype_name(w->dtype), dtype_name(scales->dtype),
@@ -134,7 +119,7 @@ Result<SourceMatrix> CheckpointSource::stored(const std::string& module, const s
   // A NaN in one weight makes every answer NaN: say which tensor, once per tensor.
   if (warn_ && expert == 0) {
     const auto check = [&](const HostTensor& t) {
-      if (const NonFinite bad = count_non_finite(t); bad.count > 0) {
+      if (const NonFinite bad = find_non_finite(t.dtype, t.bytes.data(), t.elements()); bad.count > 0) {
         warn_(fmt::format(
             "{} holds {} values that are not finite (first at element {}): expect failed requests",
             checkpoint_->where(t), bad.count, bad.first));
@@ -182,7 +167,7 @@ Result<std::vector<SourceMatrix>> CheckpointSource::experts(int layer, ExpertPar
 
 Result<std::vector<float>> CheckpointSource::vector(const std::string& name, int n) {
   TD_ASSIGN_OR_RETURN(const HostTensor* t, tensor(full(name)));
-  if (!is_float(t->dtype)) {
+  if (!is_dense_float(t->dtype)) {
     return Error{fmt::format("{} has dtype {}, expected BF16, F16 or F32", checkpoint_->where(*t),
                              dtype_name(t->dtype))};
   }
@@ -190,15 +175,11 @@ Result<std::vector<float>> CheckpointSource::vector(const std::string& name, int
     return Error{fmt::format("{} has shape {}, config.json asks for {} elements", checkpoint_->where(*t),
                              shape_text(t->shape), n)};
   }
-  std::vector<float> values;
-  values.reserve(size_t(n));
-  bool finite = true;
-  for (int i = 0; i < n; ++i) {
-    values.push_back(element(*t, i));
-    finite = finite && std::isfinite(values.back());
-  }
-  if (!finite && warn_)
+  std::vector<float> values(size_t(n), 0.0f);
+  convert_to_f32(t->dtype, t->bytes.data(), values);
+  if (warn_ && find_non_finite(t->dtype, t->bytes.data(), n).count > 0) {
     warn_(checkpoint_->where(*t) + " holds values that are not finite: expect failed requests");
+  }
   return values;
 }
 

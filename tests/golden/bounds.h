@@ -1,0 +1,13 @@
+// How far logits may be from the goldens, relative to the largest golden logit. Derived in docs/numerics.md.
+#pragma once
+
+#include <string_view>
+
+namespace tandem {
+
+inline double golden_bound(std::string_view backend, bool quantised) {
+  if (backend == "reference") return 1e-4;  // fp32 throughout
+  return quantised ? 4e-2 : 1e-2;           // int8 activations; bf16 keys and values
+}
+
+}  // namespace tandem

@@ -1,0 +1,98 @@
+// The embedded 8-bit model against an independent fp32 implementation on the same (dequantised) weights.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "golden/bounds.h"
+#include "golden/golden_check.h"
+
+namespace tandem {
+namespace {
+
+class DemoGolden : public testing::TestWithParam<BackendOptions> {
+ protected:
+  DemoGolden()
+      : golden_(std::string(TANDEM_TEST_DATA) + "/goldens/demo8_target.safetensors"),
+        model_(std::string(TANDEM_MODELS) + "/tandem-demo", GetParam()),
+        bound_(golden_bound(GetParam().name, true)) {}
+
+  GoldenFile golden_;
+  ModelUnderTest model_;
+  double bound_;
+};
+
+TEST_P(DemoGolden, LogitsMatch) {
+  for (int p = 0; golden_.has("p" + std::to_string(p) + ".ids"); ++p) {
+    const std::string name = "p" + std::to_string(p);
+    const std::vector<TokenId> ids = golden_.ints(name + ".ids");
+    const std::vector<int32_t> positions = golden_.ints(name + ".logit_positions");
+    const std::vector<float> want = golden_.floats(name + ".logits");
+    StatePool pool = model_.make_pool(1, int(ids.size()) + 1, 1);
+    SequenceState state = value_or_throw(SequenceState::create(pool));
+    std::vector<float> all;
+    model_.prefill(pool, state, ids, 512, &all);
+    const auto v = size_t(model_.n_vocab());
+    std::vector<float> got;
+    for (const int32_t at : positions) {
+      got.insert(got.end(), all.begin() + int64_t(size_t(at) * v), all.begin() + int64_t(size_t(at + 1) * v));
+    }
+    const GoldenError error = compare(got, want);
+    EXPECT_LE(error.relative(), bound_) << name << ": max |a-b| " << error.max_abs << ", max |b| " << error.max_golden;
+  }
+}
+
+TEST_P(DemoGolden, GreedyContinuationsMatchWhereTheMarginDecides) {
+  std::ifstream file(std::string(TANDEM_TEST_DATA) + "/goldens/demo8_target.json");
+  const nlohmann::json prompts = nlohmann::json::parse(file);
+  int n_steps = 0, n_decided = 0;
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const std::string name = "p" + std::to_string(p);
+    const std::vector<TokenId> ids = golden_.ints(name + ".ids");
+    const auto greedy = prompts[p]["greedy"].get<std::vector<TokenId>>();
+    const std::vector<float> logits = golden_.floats(name + ".logits");
+    const double largest = compare(logits, logits).max_golden;
+    const GreedyCheck check =
+        check_greedy(model_, ids, greedy, golden_.floats(name + ".greedy_margin"), 2 * bound_ * largest);
+    EXPECT_EQ(check.n_wrong, 0) << name << ": of " << check.n_decided << " decided steps";
+    n_steps += check.n_steps;
+    n_decided += check.n_decided;
+  }
+  EXPECT_GE(n_decided, n_steps / 4) << "the bound decides too few steps to mean anything";
+}
+
+TEST_P(DemoGolden, LongPromptChoosesTheSameTokenAtEveryPosition) {
+  const std::vector<TokenId> ids = golden_.ints("long.ids");
+  const std::vector<int32_t> want = golden_.ints("long.argmax");
+  StatePool pool = model_.make_pool(1, int(ids.size()) + 1, 1);
+  SequenceState state = value_or_throw(SequenceState::create(pool));
+  std::vector<float> all;
+  model_.prefill(pool, state, ids, 512, &all);
+  const auto v = size_t(model_.n_vocab());
+  const std::vector<float> last = golden_.floats("long.logits_last");
+  EXPECT_LE(compare(std::span(all).last(v), last).relative(), bound_);
+  int n_different = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const std::span<const float> row = std::span<const float>(all).subspan(i * v, v);
+    const TokenId best = argmax(row);
+    if (best == want[i]) continue;
+    ++n_different;
+    // A different choice is legitimate only between near-equals.
+    EXPECT_LE(row[size_t(best)] - row[size_t(want[i])], 2 * bound_ * compare(last, last).max_golden) << "position " << i;
+  }
+  EXPECT_LE(n_different, int(want.size()) / 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Backends, DemoGolden, testing::ValuesIn([] {
+      std::vector<BackendOptions> all{{.name = "reference"}};
+      for (const char* isa : {"portable", "avx2", "avx512"}) {
+        BackendOptions cpu{.name = "cpu", .threads = 2, .isa = isa};
+        if (make_backend(cpu).ok()) all.push_back(cpu);
+      }
+      return all;
+    }()),
+    [](const testing::TestParamInfo<BackendOptions>& info) { return info.param.name + "_" + info.param.isa; });
+
+}  // namespace
+}  // namespace tandem
