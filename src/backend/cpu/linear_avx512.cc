@@ -1,0 +1,269 @@
+// Inner loops with AVX-512 VNNI. The only file of the linear kernels compiled with these flags: nothing here
+// may be inline in a shared header, or the linker could keep this copy for machines without AVX-512.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "backend/cpu/linear_kernels.h"
+
+namespace tandem::cpu {
+namespace avx512 {
+
+constexpr int kLanes = 16;
+constexpr int kVectors = kTile / kLanes;
+
+// Work      kRows x 32 sums per step in registers: 2 weight vectors and one broadcast per row feed 2 kRows
+// byte dot
+//           products for each quad of columns; then one conversion, one product and two fma per 16 outputs
+//           and row
+// Bound     few rows: memory (2,176 bytes per 8-bit step); many: the dot products, 32 kRows per step at two a
+// cycle
+template <int kRows, int kGroups>
+void affine_steps(const AffineSteps& a) {
+  constexpr int kGroupQuads = kQuads / kGroups;
+  const ActivationGroup* x[kRows];
+  for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
+  __m512 acc[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_loadu_ps(a.acc + r * kTile + v * kLanes);
+  }
+  const uint8_t* codes = a.codes;
+  const float* scales = a.scales;
+  for (int t = 0; t < a.n_steps; ++t, codes += a.code_stride) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kGroups; ++g, scales += 2 * kTile) {
+      __m512i dot[kRows][kVectors];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) dot[r][v] = _mm512_setzero_si512();
+      }
+#pragma GCC unroll 16
+      for (int j = g * kGroupQuads; j < (g + 1) * kGroupQuads; ++j) {
+        const __m512i w0 = _mm512_loadu_si512(codes + j * kQuadBytes);
+        const __m512i w1 = _mm512_loadu_si512(codes + j * kQuadBytes + 64);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          int32_t quad;
+          memcpy(&quad, x[r][t].q + 4 * j, 4);
+          const __m512i b = _mm512_set1_epi32(quad);
+          dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], w0, b);
+          dot[r][1] = _mm512_dpbusd_epi32(dot[r][1], w1, b);
+        }
+      }
+      __m512 scale[kVectors], bias[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        scale[v] = _mm512_loadu_ps(scales + v * kLanes);
+        bias[v] = _mm512_loadu_ps(scales + kTile + v * kLanes);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 step = _mm512_set1_ps(x[r][t].step);
+        const __m512 sum = _mm512_set1_ps(kGroups == 1 ? x[r][t].sum : x[r][t].half_sum[g]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          acc[r][v] =
+              _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][v]), _mm512_mul_ps(scale[v], step), acc[r][v]);
+          acc[r][v] = _mm512_fmadd_ps(bias[v], sum, acc[r][v]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(a.acc + r * kTile + v * kLanes, acc[r][v]);
+  }
+}
+
+// Sums of one step, in registers: part[r] += w x over `n` columns.
+struct Bf16Columns {
+  // Two columns share a 32-bit lane; either half is a bf16, so an fp32 once the other half is cleared.
+  template <int kRows, int kColumns>
+  [[gnu::always_inline]] static void add(const std::byte*& w, const float* const* x, int c,
+                                         __m512 (&part)[kRows][kVectors]) {
+#pragma GCC unroll 2
+    for (int h = 0; h < kColumns; ++h) {
+      __m512 wide[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const __m512i pair = _mm512_loadu_si512(w + v * 64);
+        wide[v] =
+            _mm512_castsi512_ps(h == 0 ? _mm512_slli_epi32(pair, 16)
+                                       : _mm512_and_si512(pair, _mm512_set1_epi32(int32_t(0xffff0000))));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 b = _mm512_set1_ps(x[r][c + h]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) part[r][v] = _mm512_fmadd_ps(wide[v], b, part[r][v]);
+      }
+    }
+    w += kTile * 4;
+  }
+};
+
+template <DType kType>
+struct PlainColumns {
+  template <int kRows, int kColumns>
+  [[gnu::always_inline]] static void add(const std::byte*& w, const float* const* x, int c,
+                                         __m512 (&part)[kRows][kVectors]) {
+#pragma GCC unroll 2
+    for (int h = 0; h < kColumns; ++h) {
+      __m512 wide[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        if constexpr (kType == DType::f32) {
+          wide[v] = _mm512_loadu_ps(w + v * 64);
+        } else {
+          wide[v] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + v * 32)));
+        }
+      }
+      w += kType == DType::f32 ? kTile * 4 : kTile * 2;
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 b = _mm512_set1_ps(x[r][c + h]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) part[r][v] = _mm512_fmadd_ps(wide[v], b, part[r][v]);
+      }
+    }
+  }
+};
+
+// Work      kRows x 32 fp32 sums in registers; a column costs 2 widenings and 2 kRows fma
+// Bound     few rows: memory (4,096 bytes per bf16 step); many: 128 kRows fma per step at two a cycle
+template <int kRows, class Columns>
+void dense_steps(const DenseSteps& a) {
+  const float* x[kRows];
+  for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
+  const std::byte* w = a.w;
+  for (int first = 0; first < a.n_columns; first += kStep) {
+    const int n = a.n_columns - first < kStep ? a.n_columns - first : kStep;
+    __m512 part[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) part[r][v] = _mm512_setzero_ps();
+    }
+    int c = 0;
+    for (; c + 2 <= n; c += 2) Columns::template add<kRows, 2>(w, x, first + c, part);
+    if (c < n) Columns::template add<kRows, 1>(w, x, first + c, part);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        float* acc = a.acc + r * kTile + v * kLanes;
+        _mm512_storeu_ps(acc, _mm512_add_ps(_mm512_loadu_ps(acc), part[r][v]));
+      }
+    }
+  }
+}
+
+template <int kWidth>
+const std::byte* unpack_plane(const std::byte* in, int shift, uint8_t* codes) {
+  constexpr int kPlaneQuads = 8 / kWidth;
+  const __m512i mask = _mm512_set1_epi8((1 << kWidth) - 1);
+  for (int p = 0; p < kQuads / kPlaneQuads; ++p, in += kQuadBytes) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i packed = _mm512_loadu_si512(in + v * 64);
+#pragma GCC unroll 8
+      for (int i = 0; i < kPlaneQuads; ++i) {
+        uint8_t* out = codes + (p * kPlaneQuads + i) * kQuadBytes + v * 64;
+        __m512i code = _mm512_and_si512(_mm512_srli_epi32(packed, unsigned(i * kWidth)), mask);
+        if (shift != 0)
+          code = _mm512_or_si512(_mm512_slli_epi32(code, unsigned(shift)), _mm512_loadu_si512(out));
+        _mm512_storeu_si512(out, code);
+      }
+    }
+  }
+  return in;
+}
+
+void unpack_step(const std::byte* packed, int bits, uint8_t* codes) {
+  switch (bits) {
+    case 2:
+      unpack_plane<2>(packed, 0, codes);
+      break;
+    case 3:
+      unpack_plane<1>(unpack_plane<2>(packed, 0, codes), 2, codes);
+      break;
+    case 4:
+      unpack_plane<4>(packed, 0, codes);
+      break;
+    case 5:
+      unpack_plane<1>(unpack_plane<4>(packed, 0, codes), 4, codes);
+      break;
+    default:
+      unpack_plane<2>(unpack_plane<4>(packed, 0, codes), 4, codes);
+      break;
+  }
+}
+
+void widen(const std::byte* values, DType dtype, int n, float* out) {
+  for (int i = 0; i < n; i += kLanes) {
+    if (dtype == DType::f32) {
+      _mm512_storeu_ps(out + i, _mm512_loadu_ps(values + size_t(i) * 4));
+      continue;
+    }
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + size_t(i) * 2));
+    _mm512_storeu_ps(out + i, dtype == DType::f16
+                                  ? _mm512_cvtph_ps(half)
+                                  : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
+  }
+}
+
+void quantize_row(const float* x, int k, ActivationGroup* out) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int first = 0; first < k; first += kActivationGroup, ++out) {
+    const int n = k - first < kActivationGroup ? k - first : kActivationGroup;
+    const uint64_t present = n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+    __m512 value[4];
+    __m512i largest = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      value[i] = _mm512_maskz_loadu_ps(__mmask16(present >> (16 * i)), x + first + 16 * i);
+      largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(value[i]), magnitude));
+    }
+    const uint32_t top = _mm512_reduce_max_epu32(largest);
+    float a;
+    memcpy(&a, &top, 4);
+    const float inverse = a > 0 ? 127.0f / a : 0.0f;
+    __m512i q[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512 scaled = _mm512_mul_ps(value[i], _mm512_set1_ps(inverse));
+      const __mmask16 sane = _mm512_cmp_ps_mask(_mm512_abs_ps(scaled), _mm512_set1_ps(127.5f), _CMP_LE_OQ);
+      q[i] = _mm512_maskz_cvt_roundps_epi32(sane, scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      q[i] = _mm512_min_epi32(q[i], _mm512_set1_epi32(127));
+      q[i] = _mm512_max_epi32(q[i], _mm512_set1_epi32(-127));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out->q + 16 * i), _mm512_cvtepi32_epi8(q[i]));
+    }
+    const int32_t low = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
+    const int32_t high = _mm512_reduce_add_epi32(_mm512_add_epi32(q[2], q[3]));
+    out->step = a / 127.0f;
+    out->sum = out->step * float(low + high);
+    out->half_sum[0] = out->step * float(low);
+    out->half_sum[1] = out->step * float(high);
+  }
+}
+
+}  // namespace avx512
+
+#define TD_ROWS(f, arg) f<1, arg>, f<2, arg>, f<3, arg>, f<4, arg>, f<5, arg>, f<6, arg>, f<7, arg>, f<8, arg>
+const LinearKernels kAvx512Linear = {
+    .affine = {TD_ROWS(avx512::affine_steps, 1)},
+    .affine_half = {TD_ROWS(avx512::affine_steps, 2)},
+    .dense_bf16 = {TD_ROWS(avx512::dense_steps, avx512::Bf16Columns)},
+    .dense_f16 = {TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f16>)},
+    .dense_f32 = {TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f32>)},
+    .unpack_step = avx512::unpack_step,
+    .widen = avx512::widen,
+    .quantize_row = avx512::quantize_row,
+};
+#undef TD_ROWS
+
+}  // namespace tandem::cpu
