@@ -111,6 +111,23 @@ TEST(Choose, MaskedTokensAreNeverChosenAndAWholeMaskIsAnError) {
   }
 }
 
+// Under seed 0, token 3 has noise -infinity at position 11031643: the sum of an allowed token then equals
+// that of the masked ones before it.
+TEST(Choose, AMaskedTokenDoesNotWinAgainstNoiseOfMinusInfinity) {
+  ASSERT_EQ(gumbel_noise({.seed = 0, .position = 11031643}, 3), -kInf);
+  const uint32_t allowed[] = {0b1000};
+  EXPECT_EQ(*choose({9, 9, 9, 0}, {.temperature = 1}, 11031643, allowed), 3);
+  EXPECT_EQ(*choose({9, 9, 9, 0}, {.temperature = 1, .top_k = 2}, 11031643, allowed), 3);
+}
+
+// Under seed 0, tokens 0 and 1 draw different bits but the same fp32 uniform at position 1322791.
+TEST(Choose, OfEqualSumsTheLowestIdWins) {
+  const NoiseKey key{.seed = 0, .position = 1322791};
+  ASSERT_EQ(uniform_noise(key, 0), uniform_noise(key, 1));
+  EXPECT_EQ(*choose({1, 1}, {.temperature = 1}, 1322791), 0);
+  EXPECT_EQ(*choose({1, 1, -9}, {.temperature = 1, .top_k = 2, .top_p = 0.999}, 1322791), 0);
+}
+
 TEST(Choose, AnOverflowingPenaltyIsAnErrorNotASample) {
   const SamplingParams params{.temperature = 1, .repetition_penalty = 1e-3f};
   const std::vector<TokenId> prompt{0};
