@@ -1,0 +1,232 @@
+// Softmax attention of a tile of queries over the KV pages, and how tokens are stored in them.
+//
+// Per query: pages in ascending order; in a page, scores (dimensions in ascending order, one fma each), then
+// the running maximum, the weights, their sum, and values added in ascending position order. Splits of
+// kSplitPages pages start afresh and are merged in ascending order. Which queries share a pass changes none
+// of this.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/rowwise_impl.h"
+#include "backend/cpu/vec_math.h"
+
+namespace tandem::cpu::TD_ISA {
+
+inline constexpr float kNoScore = -__builtin_inff();
+
+inline void store_kv(const float* k, const float* v, int d_head, int slot, std::byte* head) {
+  const PageLayout layout{d_head};
+  auto* keys = reinterpret_cast<uint32_t*>(head) + slot;
+  for (int d = 0; d < d_head; d += kLanes) {
+    uint32_t pairs[kLanes / 2];
+    store_bf16(reinterpret_cast<uint16_t*>(pairs), load_up_to(k + d, d_head - d));
+    for (int i = 0; i < kLanes / 2 && d + 2 * i < d_head; ++i) keys[(d / 2 + i) * kPageTokens] = pairs[i];
+  }
+  auto* values = reinterpret_cast<uint16_t*>(head + layout.value_offset()) + slot * layout.value_stride();
+  for (int d = 0; d < d_head; d += kLanes) store_bf16(values + d, load_up_to(v + d, d_head - d));
+}
+
+// The running state of one query: sums [value_stride], highest score, sum of weights.
+struct QueryState {
+  float* sums;
+  float* highest;
+  float* total;
+};
+inline QueryState query_state(float* at, int d_head) {
+  const int stride = round_up(d_head, 16);
+  return {at, at + stride, at + stride + 1};
+}
+
+// a <- a and b together; a holds the splits before b's.
+inline void merge(const QueryState& a, const float* b, int d_head) {
+  const int stride = round_up(d_head, 16);
+  const float high_b = b[stride], total_b = b[stride + 1];
+  const float high = *a.highest > high_b ? *a.highest : high_b;
+  const float scale_a = first_lane(exp(set1(*a.highest - high)));
+  const float scale_b = first_lane(exp(set1(high_b - high)));
+  for (int d = 0; d < stride; d += kLanes) {
+    store(a.sums + d, fma(load(b + d), set1(scale_b), load(a.sums + d) * set1(scale_a)));
+  }
+  *a.total = __builtin_fmaf(total_b, scale_b, *a.total * scale_a);
+  *a.highest = high;
+}
+
+inline void finish(const QueryState& a, const float* gate, int d_head, float* out) {
+  const Vec inv = set1(1.0f / *a.total);
+  for (int d = 0; d < d_head; d += kLanes) {
+    Vec y = load(a.sums + d) * inv;
+    if (gate != nullptr) y = y * sigmoid(load_up_to(gate + d, d_head - d));
+    store_up_to(out + d, y, d_head - d);
+  }
+}
+
+// scores[i][j] = q_i . k_j for the first n_vecs * 16 keys of a page.
+template <int Q, int N>
+inline void page_scores(const float* const* q, const uint32_t* keys, int d_head, int first_key,
+                        float* scores) {
+  Vec acc[Q][N];
+  for (int i = 0; i < Q; ++i) {
+    for (int n = 0; n < N; ++n) acc[i][n] = zero();
+  }
+  for (int d = 0; d < d_head; d += 2) {
+    Vec even[N], odd[N];
+    for (int n = 0; n < N; ++n)
+      load_bf16_pairs(keys + (d / 2) * kPageTokens + first_key + n * kLanes, even[n], odd[n]);
+    for (int i = 0; i < Q; ++i) {
+      const Vec a = set1(q[i][d]), b = set1(q[i][d + 1]);
+      for (int n = 0; n < N; ++n) acc[i][n] = fma(b, odd[n], fma(a, even[n], acc[i][n]));
+    }
+  }
+  for (int i = 0; i < Q; ++i) {
+    for (int n = 0; n < N; ++n) store(scores + i * kPageTokens + first_key + n * kLanes, acc[i][n]);
+  }
+}
+
+// Scores of the n_valid first keys -> weights in place; returns the factor of what was summed before.
+inline float page_softmax(float* scores, int n_valid, float scale, const QueryState& state) {
+  constexpr int kVecs = kPageTokens / kLanes;
+  Vec s[kVecs];
+  Vec top = set1(kNoScore);
+  for (int n = 0; n < kVecs; ++n) {
+    s[n] = keep_first(load(scores + n * kLanes) * set1(scale), n_valid - n * kLanes, kNoScore);
+    top = max(top, s[n]);
+  }
+  const float page_top = max_lane(top);
+  const float high = *state.highest > page_top ? *state.highest : page_top;
+  Vec total = zero();
+  for (int n = 0; n < kVecs; ++n) {
+    s[n] = keep_first(exp(s[n] - set1(high)), n_valid - n * kLanes, 0.0f);
+    store(scores + n * kLanes, s[n]);
+    total = total + s[n];
+  }
+  const float correction = first_lane(exp(set1(*state.highest - high)));
+  *state.total = __builtin_fmaf(*state.total, correction, sum(total));
+  *state.highest = high;
+  return correction;
+}
+
+// sums_i = sums_i * correction_i + weights_i . values, for 16 N dimensions from d on.
+template <int Q, int N>
+inline void page_values(const QueryState* states, const float* corrections, const float* weights,
+                        const int* n_valid, const uint16_t* values, int value_stride, int d) {
+  Vec acc[Q][N];
+  int shared = n_valid[0];
+  for (int i = 0; i < Q; ++i) {
+    if (n_valid[i] < shared) shared = n_valid[i];
+    for (int n = 0; n < N; ++n) acc[i][n] = load(states[i].sums + d + n * kLanes) * set1(corrections[i]);
+  }
+  for (int j = 0; j < shared; ++j) {
+    Vec v[N];
+    for (int n = 0; n < N; ++n) v[n] = load_bf16(values + j * value_stride + d + n * kLanes);
+    for (int i = 0; i < Q; ++i) {
+      const Vec w = set1(weights[i * kPageTokens + j]);
+      for (int n = 0; n < N; ++n) acc[i][n] = fma(w, v[n], acc[i][n]);
+    }
+  }
+  for (int i = 0; i < Q; ++i) {  // keys that only some of the queries see
+    for (int j = shared; j < n_valid[i]; ++j) {
+      const Vec w = set1(weights[i * kPageTokens + j]);
+      for (int n = 0; n < N; ++n) {
+        acc[i][n] = fma(w, load_bf16(values + j * value_stride + d + n * kLanes), acc[i][n]);
+      }
+    }
+    for (int n = 0; n < N; ++n) store(states[i].sums + d + n * kLanes, acc[i][n]);
+  }
+}
+
+// Queries [first, first + Q) of a tile over one page. n_valid[i] in 1 .. kPageTokens.
+template <int Q>
+inline void page_block(const AttentionTile& t, int first, const std::byte* head, const int* n_valid,
+                       float* work) {
+  const PageLayout layout{t.d_head};
+  const auto* keys = reinterpret_cast<const uint32_t*>(head);
+  const auto* values = reinterpret_cast<const uint16_t*>(head + layout.value_offset());
+  const int stride = partial_floats(t.d_head);
+  alignas(64) float scores[Q * kPageTokens];
+  QueryState states[Q];
+  float corrections[Q];
+  int most = 0;
+  for (int i = 0; i < Q; ++i) {
+    states[i] = query_state(work + (first + i) * stride, t.d_head);
+    if (n_valid[i] > most) most = n_valid[i];
+  }
+  constexpr int kStep = kGemmVecs * kLanes;
+  for (int key = 0; key < most; key += kStep)
+    page_scores<Q, kGemmVecs>(t.q + first, keys, t.d_head, key, scores);
+  for (int i = 0; i < Q; ++i) {
+    corrections[i] = page_softmax(scores + i * kPageTokens, n_valid[i], t.scale, states[i]);
+  }
+  int d = 0;
+  for (; d + kStep <= layout.value_stride(); d += kStep) {
+    page_values<Q, kGemmVecs>(states, corrections, scores, n_valid, values, layout.value_stride(), d);
+  }
+  for (; d < layout.value_stride(); d += kLanes) {
+    page_values<Q, 1>(states, corrections, scores, n_valid, values, layout.value_stride(), d);
+  }
+}
+
+// Runs every query of the tile that sees this page.
+inline void attend_page(const AttentionTile& t, int page, float* work) {
+  const std::byte* head = t.head_in_pages + size_t(t.pages[page]) * t.page_bytes;
+  int n_valid[kMaxTileQueries];
+  int first = 0;
+  while (first < t.n_queries) {
+    int n = 0;
+    while (first + n < t.n_queries && t.n_keys[first + n] > page * kPageTokens) {
+      const int seen = t.n_keys[first + n] - page * kPageTokens;
+      n_valid[n++] = seen < kPageTokens ? seen : kPageTokens;
+    }
+    int done = 0;
+    for (; done + kQueryBlock <= n; done += kQueryBlock) {
+      page_block<kQueryBlock>(t, first + done, head, n_valid + done, work);
+    }
+    if constexpr (kQueryBlock > 4) {
+      for (; done + 4 <= n; done += 4) page_block<4>(t, first + done, head, n_valid + done, work);
+    }
+    for (; done + 2 <= n; done += 2) page_block<2>(t, first + done, head, n_valid + done, work);
+    for (; done < n; ++done) page_block<1>(t, first + done, head, n_valid + done, work);
+    first += n + 1;  // the next one, if any, does not see this page
+  }
+}
+
+inline void attention(const AttentionTile& t) {
+  const int stride = partial_floats(t.d_head);
+  float* total = t.work;                               // of all splits so far
+  float* current = t.work + kMaxTileQueries * stride;  // of this split
+  for (int s = 0; s < t.n_splits; ++s) {
+    const int first_page = (t.first_split + s) * kSplitPages;
+    float* work = s == 0 ? total : current;
+    int n_keys = 0;
+    for (int i = 0; i < t.n_queries; ++i) {
+      if (t.n_keys[i] > n_keys) n_keys = t.n_keys[i];
+      const QueryState state = query_state(work + i * stride, t.d_head);
+      for (int d = 0; d < round_up(t.d_head, 16); d += kLanes) store(state.sums + d, zero());
+      *state.highest = kNoScore;
+      *state.total = 0;
+    }
+    const int n_pages = (n_keys + kPageTokens - 1) / kPageTokens;
+    for (int page = first_page; page < first_page + kSplitPages && page < n_pages; ++page)
+      attend_page(t, page, work);
+    if (s == 0) continue;
+    for (int i = 0; i < t.n_queries; ++i) {
+      if (t.n_keys[i] > first_page * kPageTokens) {
+        merge(query_state(total + i * stride, t.d_head), current + i * stride, t.d_head);
+      }
+    }
+  }
+  for (int i = 0; i < t.n_queries; ++i) {
+    if (t.partial != nullptr) {
+      __builtin_memcpy(t.partial + i * t.partial_stride, total + i * stride, size_t(stride) * sizeof(float));
+    } else {
+      finish(query_state(total + i * stride, t.d_head), t.gate[i], t.d_head, t.out[i]);
+    }
+  }
+}
+
+inline void attention_merge(const AttentionMerge& m) {
+  const QueryState state = query_state(m.partials, m.d_head);
+  for (int s = 1; s < m.n; ++s) merge(state, m.partials + s * m.stride, m.d_head);
+  finish(state, m.gate, m.d_head, m.out);
+}
+
+}  // namespace tandem::cpu::TD_ISA

@@ -1,0 +1,85 @@
+// Operations over rows that look at nothing else, and products with packed weights.
+#include <cmath>
+
+#include "backend/cpu/cpu.h"
+#include "base/check.h"
+
+namespace tandem::cpu {
+
+void CpuBackend::do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) {
+  const CpuWeight& w = ours(table);
+  for_rows(int(ids.size()), 500, [&](int r) {
+    const int id = ids[size_t(r)];
+    for (const CpuWeight::Part& part : w.parts()) {
+      const int i = id - part.first;
+      if (i >= 0 && i < part.packed.shape.n) unpack_row(part.packed, i, row(y, r));
+    }
+  });
+}
+
+LinearInput CpuBackend::input_of(View x, const CpuWeight& w, ScratchBuffer& memory) {
+  LinearInput in{.values = row(x, 0), .stride = x.stride, .quantized = {}};
+  if (w.any_affine()) {
+    const size_t bytes = quantized_bytes(x.rows, w.k());
+    in.quantized = quantized_rows_in({memory.need(bytes), bytes}, x.rows, w.k());
+    quantize_rows(team_, isa_, in.values, in.stride, in.quantized);
+  }
+  return in;
+}
+
+void CpuBackend::product(View x, const CpuWeight& w, MutView y, const float* residual,
+                         int64_t residual_stride) {
+  const LinearInput in = input_of(x, w, quantized_);
+  for (const CpuWeight::Part& part : w.parts()) {
+    cpu::linear(team_, isa_, part.packed, in, x.rows,
+           {.y = row(y, 0) + part.first,
+            .stride = y.stride,
+            .bias = w.bias() != nullptr ? w.bias() + part.first : nullptr,
+            .residual = residual != nullptr ? residual + part.first : nullptr,
+            .residual_stride = residual_stride});
+  }
+}
+
+void CpuBackend::do_linear(Path, View x, const Weight& w, MutView y) { product(x, ours(w), y, nullptr, 0); }
+
+void CpuBackend::do_linear_add(Path, View x, const Weight& w, MutView residual) {
+  product(x, ours(w), residual, row(residual, 0), residual.stride);
+}
+
+void CpuBackend::do_rms_norm(View x, View gain, float eps, MutView y) {
+  for_rows(x.rows, 0.1 * x.cols,
+           [&](int r) { kernels_.rms_norm(row(x, r), row(gain, 0), eps, x.cols, row(y, r)); });
+}
+
+void CpuBackend::do_silu_mul(View gate_up, MutView y) {
+  for_rows(y.rows, 0.5 * y.cols, [&](int r) {
+    const float* gate = row(gate_up, r);
+    kernels_.silu_mul(gate, gate + y.cols, y.cols, row(y, r));
+  });
+}
+
+void CpuBackend::do_gated_norm(View o, View z, View gain, float eps, MutView y) {
+  const int d_v = gain.cols;
+  for_rows(o.rows, 0.6 * o.cols, [&](int r) {
+    for (int c = 0; c < o.cols; c += d_v) {
+      kernels_.gated_norm(row(o, r) + c, row(z, r) + c, row(gain, 0), eps, d_v, row(y, r) + c);
+    }
+  });
+}
+
+void CpuBackend::do_rope_angles(const Step& step, View frequencies, float m, MutView angles) {
+  const int n = frequencies.cols;
+  const float* f = row(frequencies, 0);
+  for (const SeqStep& seq : step.seqs) {
+    for_rows(seq.n_rows, 50.0 * n, [&](int t) {
+      float* out = row(angles, seq.first_row + t);
+      for (int i = 0; i < n; ++i) {
+        const float angle = float(seq.start + t) * f[i];  // rounded to fp32, as the models were trained
+        out[i] = float(std::cos(double(angle)) * m);
+        out[n + i] = float(std::sin(double(angle)) * m);
+      }
+    });
+  }
+}
+
+}  // namespace tandem::cpu
