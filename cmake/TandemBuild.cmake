@@ -26,7 +26,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 # (exactness: the same bits whatever the compiler's mood).
 add_compile_options(-Wall -Wextra -ffp-contract=off)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  add_compile_options(-Wno-restrict)  # false alarms on std::string operator+ (GCC bug 105651)
+  # False alarms: std::string operator+ (GCC bug 105651), std::optional (bug 80635).
+  add_compile_options(-Wno-restrict -Wno-maybe-uninitialized)
 endif()
 if(TANDEM_WERROR)
   add_compile_options(-Werror)
