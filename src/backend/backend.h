@@ -65,7 +65,7 @@ struct AttentionPrep {
   AttentionShape shape;
   MutView projection;  // q is normalised and rotated in place
   int gate_cols = 0;   // q_dim or 0
-  View q_norm, k_norm;  // [1, d_head] or empty
+  View q_norm = {}, k_norm = {};  // [1, d_head] or empty
   float eps = 0;
   View angles;  // [rows, rotary_dims]: cos for rotary_dims / 2 frequencies, then sin
   KvLayer cache;
@@ -76,7 +76,7 @@ struct AttentionPrep {
 struct Attention {
   AttentionShape shape;
   View q;     // [rows, q_dim], after AttentionPrep
-  View gate;  // [rows, q_dim] before the sigmoid, or empty
+  View gate = {};  // [rows, q_dim] before the sigmoid, or empty
   float scale = 0;
   KvLayer cache;
   MutView out;  // [rows, q_dim]
@@ -132,7 +132,8 @@ struct AttentionInputs {  // block: rms_norm, projection, attention_prep
   const Weight* projection = nullptr;
   AttentionShape shape;
   int gate_cols = 0;
-  View q_norm, k_norm, angles;
+  View q_norm = {}, k_norm = {};
+  View angles;
   KvLayer cache;
 };
 
@@ -172,9 +173,9 @@ struct MoeExperts {
 struct Reserve {
   int max_rows = 0;
   int max_positions = 0;
-  AttentionShape attention;
-  DeltaShape delta;
-  std::span<const Weight* const> weights;
+  AttentionShape attention = {};
+  DeltaShape delta = {};
+  std::span<const Weight* const> weights = {};
   int moe_top_k = 0;
 };
 

@@ -26,9 +26,9 @@ struct SeqStep {
   // A step whose start is 0, on either path, starts from zero state whatever the slot holds, and has nothing pending.
   int slot = 0;
   int tape = 0;
-  std::span<const uint8_t> pending;
+  std::span<const uint8_t> pending = {};
   // Page ids that hold positions 0 .. start + n_rows - 1, kPageTokens each.
-  std::span<const int32_t> pages;
+  std::span<const int32_t> pages = {};
 };
 
 struct Step {
