@@ -67,6 +67,7 @@ void CpuBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
     ConvTile t;
     t.n_channels = std::min(kConvChannels, shape.conv_dim() - channel);
     t.weight = row(a.conv_weight, channel);
+    t.weight_stride = a.conv_weight.stride;
     if (seq.start > 0) {
       set_window(seq, shape, a.state, channel, t);
     } else {  // nothing came before: zeros, whatever the slot holds

@@ -13,13 +13,16 @@ namespace tandem::cpu::TD_ISA {
 
 // One block of up to 16 channels.
 inline void conv_channels(const ConvTile& t, int c, int n) {
-  Vec w[kConvTaps];
-  if (n >= kLanes) {
+  Vec w[kConvTaps] = {};
+  if (t.n_rows > 0 && n >= kLanes && t.weight_stride == kConvTaps) {
     load_groups_of_4(t.weight + c * kConvTaps, w);
-  } else {
-    float padded[kLanes * kConvTaps] = {};
-    for (int i = 0; i < n * kConvTaps; ++i) padded[i] = t.weight[c * kConvTaps + i];
-    load_groups_of_4(padded, w);
+  } else if (t.n_rows > 0) {
+    float packed[kLanes * kConvTaps] = {};
+    for (int i = 0; i < n && i < kLanes; ++i) {
+      for (int tap = 0; tap < kConvTaps; ++tap)
+        packed[i * kConvTaps + tap] = t.weight[(c + i) * t.weight_stride + tap];
+    }
+    load_groups_of_4(packed, w);
   }
   Vec x[kConvTaps - 1];
   for (int i = 0; i < kConvTaps - 1; ++i)

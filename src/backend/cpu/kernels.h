@@ -62,10 +62,12 @@ struct AttentionMerge {
   float* out = nullptr;
 };
 
-// Channels [0, n_channels) of the causal convolution, all pointers already at the first of them.
+// Channels [0, n_channels) of the causal convolution, all pointers already at the first of them. With n_rows
+// 0 it only moves the window.
 struct ConvTile {
   int n_channels = 0, n_rows = 0;
-  const float* weight = nullptr;            // [n_channels, kConvTaps]
+  const float* weight = nullptr;  // [n_channels, kConvTaps]
+  int64_t weight_stride = kConvTaps;
   const float* window[kConvTaps - 1] = {};  // inputs before the first row, oldest first; null: zeros
   const float* m = nullptr;                 // [n_rows], m_stride apart
   int64_t m_stride = 0;
