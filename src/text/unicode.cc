@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "text/unicode_added.h"
 
 namespace tandem {
 namespace {
@@ -64,6 +65,16 @@ constexpr std::array<CharClass, 128> make_ascii_classes() {
 }
 constexpr std::array<CharClass, 128> kAsciiClasses = make_ascii_classes();
 
+// General category as a mask, of Unicode 16 where ICU is older.
+uint32_t category_mask(char32_t c) {
+  const uint32_t mask = U_GET_GC_MASK(UChar32(c));
+  if (mask != U_GC_CN_MASK) return mask;
+  const auto* const end = std::end(kAddedCharacters);
+  const auto* const it = std::lower_bound(std::begin(kAddedCharacters), end, uint32_t(c),
+                                          [](const AddedCharacters& a, uint32_t v) { return a.last < v; });
+  return it != end && c >= it->first ? it->category_mask : mask;
+}
+
 const icu::Normalizer2& nfc() {
   static const icu::Normalizer2* const instance = [] {
     UErrorCode status = U_ZERO_ERROR;
@@ -72,6 +83,19 @@ const icu::Normalizer2& nfc() {
     return n;
   }();
   return *instance;
+}
+
+// NFC that sees only the characters of Unicode 9, as the reference's tables do.
+const icu::Normalizer2& nfc_of_unicode_9() {
+  static const icu::UnicodeSet* const known = [] {
+    UErrorCode status = U_ZERO_ERROR;
+    auto* set = new icu::UnicodeSet(UNICODE_STRING_SIMPLE("[:Age=9.0:]"), status);
+    TD_CHECK(U_SUCCESS(status), "ICU has no age data: %s\n", u_errorName(status));
+    set->freeze();
+    return set;
+  }();
+  static const icu::FilteredNormalizer2 instance(nfc(), *known);
+  return instance;
 }
 
 // Where each range's bytes went, by walking the edits once. Ranges are ascending and do not overlap.
@@ -199,7 +223,7 @@ bool is_white_space(char32_t c) {
 
 CharClass char_class(char32_t c) {
   if (c < 0x80) return kAsciiClasses[c];
-  const uint32_t mask = U_GET_GC_MASK(UChar32(c));
+  const uint32_t mask = category_mask(c);
   if (mask & U_GC_L_MASK) return CharClass::letter;
   if (mask & U_GC_M_MASK) return CharClass::mark;
   if (mask & U_GC_N_MASK) return CharClass::number;
@@ -208,7 +232,7 @@ CharClass char_class(char32_t c) {
 
 bool is_word(char32_t code_point) {
   const UChar32 c = UChar32(code_point);
-  return (U_GET_GC_MASK(c) & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0 ||
+  return (category_mask(code_point) & (U_GC_L_MASK | U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0 ||
          u_hasBinaryProperty(c, UCHAR_ALPHABETIC) || u_hasBinaryProperty(c, UCHAR_JOIN_CONTROL);
 }
 
@@ -218,10 +242,22 @@ std::optional<std::vector<CodePointRange>> code_points_with(std::string_view pro
         (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '=';
     if (!plain) return std::nullopt;
   }
-  const std::string pattern = "[\\p{" + std::string(property) + "}]";
+  const std::string name(property);
+  const std::string pattern = "[\\p{" + name + "}]";
   UErrorCode status = U_ZERO_ERROR;
-  const icu::UnicodeSet set(icu::UnicodeString::fromUTF8(pattern), status);
+  icu::UnicodeSet set(icu::UnicodeString::fromUTF8(pattern), status);
   if (U_FAILURE(status) || set.hasStrings()) return std::nullopt;
+  const int32_t categories = u_getPropertyValueEnum(UCHAR_GENERAL_CATEGORY_MASK, name.c_str());
+  if (categories != UCHAR_INVALID_CODE) {
+    for (const AddedCharacters& a : kAddedCharacters) {
+      if (u_charType(UChar32(a.first)) != U_UNASSIGNED) continue;  // a newer ICU knows it
+      if (a.category_mask & uint32_t(categories)) {
+        set.add(UChar32(a.first), UChar32(a.last));
+      } else {
+        set.remove(UChar32(a.first), UChar32(a.last));
+      }
+    }
+  }
   std::vector<CodePointRange> ranges;
   for (int32_t i = 0; i < set.getRangeCount(); ++i) {
     ranges.push_back({char32_t(set.getRangeStart(i)), char32_t(set.getRangeEnd(i))});
@@ -234,11 +270,11 @@ bool normalize_nfc(std::string_view text, std::string& out, std::vector<ByteRang
   TD_CHECK(text.size() <= size_t(INT32_MAX), "text of %zu bytes\n", text.size());
   const icu::StringPiece piece(text.data(), int32_t(text.size()));
   UErrorCode status = U_ZERO_ERROR;
-  if (nfc().isNormalizedUTF8(piece, status) && U_SUCCESS(status)) return false;
+  if (nfc().isNormalizedUTF8(piece, status) && U_SUCCESS(status)) return false;  // then for Unicode 9 as well
   out.clear();
   icu::StringByteSink<std::string> sink(&out);
   icu::Edits edits;
-  nfc().normalizeUTF8(0, piece, sink, ranges ? &edits : nullptr, status);
+  nfc_of_unicode_9().normalizeUTF8(0, piece, sink, ranges ? &edits : nullptr, status);
   TD_CHECK(U_SUCCESS(status), "ICU normalisation failed: %s\n", u_errorName(status));
   if (ranges) move_ranges(edits, *ranges);
   return true;

@@ -70,9 +70,9 @@ struct ByteRange {
   size_t begin = 0, end = 0;
 };
 
-// NFC of `text` (valid UTF-8). When the text is already normalised nothing is written and false is returned.
-// `ranges` (ascending) are moved to where their bytes end up; a change that touches a range counts wholly to
-// it.
+// NFC of `text` (valid UTF-8) as Unicode 9 defines it: younger characters stay where they are. When the text
+// is already normalised nothing is written and false is returned. `ranges` (ascending) are moved to where
+// their bytes end up; a change that touches a range counts wholly to it.
 bool normalize_nfc(std::string_view text, std::string& out, std::vector<ByteRange>* ranges);
 
 }  // namespace tandem
