@@ -84,7 +84,8 @@ TEST_P(Exactness, RowsOfAVerifyStepEqualPlainStepsAndSoDoesTheCommittedPrefix) {
     SCOPED_TRACE(shape.text());
     Stack stack(*backend_, shape, 8);
     const Rows prompt = inputs(rng, stack, rng.uniform(0, 140));
-    const int n = rng.uniform(0, 3) == 0 ? 32 : rng.uniform(2, 31), keep = rng.uniform(0, n);
+    const int n = rng.uniform(0, 3) == 0 ? shape.tape_rows : rng.uniform(2, shape.tape_rows),
+              keep = rng.uniform(0, n);
     SCOPED_TRACE(std::to_string(prompt.rows) + " prompt rows, " + std::to_string(n) + " verified, " +
                  std::to_string(keep) + " kept");
     const Rows x = inputs(rng, stack, n), next = inputs(rng, stack, 3);
@@ -121,7 +122,7 @@ TEST_P(Exactness, AnAbandonedVerifyStepLeavesNoTrace) {
     Sequence seq = started(stack, prompt), untouched = started(stack, prompt);
     const Rows before = stack.recurrent_state(seq);
     for (int i = 0; i < 2; ++i) {
-      stack.decode(seq, inputs(rng, stack, rng.uniform(1, 32)));
+      stack.decode(seq, inputs(rng, stack, rng.uniform(1, shape.tape_rows)));
       stack.commit(seq, 0);
       ASSERT_TRUE(same_bits(before, stack.recurrent_state(seq)));
     }
@@ -195,7 +196,7 @@ TEST_P(Exactness, AStepAtPositionZeroIgnoresWhatItsSlotHolds) {
     SCOPED_TRACE(shape.text());
     Stack stack(*backend_, shape, 12);
     for (const Path path : {Path::prefill, Path::decode}) {
-      const Rows x = inputs(rng, stack, rng.uniform(1, 20));
+      const Rows x = inputs(rng, stack, rng.uniform(1, shape.tape_rows));
       Sequence used = started(stack, inputs(rng, stack, 30)), fresh = stack.new_sequence(64);
       used.length = 0;  // the slot passes to another sequence
       std::vector<Rows> out, state;
@@ -254,7 +255,8 @@ TEST_P(ThreadIndependence, OneTwoAndThreeThreadsGiveTheSameBits) {
       };
       add(stack.prefill({{&a, inputs(again, stack, again.uniform(1, 200))}, {&b, inputs(again, stack, 50)}}));
       for (int step = 0; step < 2; ++step) {
-        add(stack.decode({{&a, inputs(again, stack, again.uniform(1, 32))}, {&b, inputs(again, stack, 3)}}));
+        add(stack.decode(
+            {{&a, inputs(again, stack, again.uniform(1, shape.tape_rows))}, {&b, inputs(again, stack, 3)}}));
         stack.commit(a, 1);
         stack.commit(b, 2);
       }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numbers>
 
+#include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
 
 namespace tandem::conformance {
@@ -254,12 +255,20 @@ std::unique_ptr<Weight> pack(Backend& backend, const std::vector<const RandomMat
   return std::move(weight).value();
 }
 
-std::unique_ptr<Backend> make(const std::string& name, int) {
-  EXPECT_EQ(name, "reference");
-  return make_reference_backend();
+std::unique_ptr<Backend> make(const std::string& name, int threads) {
+  if (name == "reference") return make_reference_backend();
+  auto backend = make_cpu_backend(threads, name.substr(name.find('/') + 1));
+  EXPECT_TRUE(backend.ok()) << backend.error().message;
+  return std::move(backend).value();
 }
 
-std::vector<std::string> fast_backends() { return {}; }
+std::vector<std::string> fast_backends() {
+  std::vector<std::string> names;
+  for (const char* isa : {"portable", "avx2", "avx512"}) {
+    if (make_cpu_backend(1, isa).ok()) names.push_back(std::string("cpu/") + isa);
+  }
+  return names;
+}
 
 std::vector<std::string> all_backends() {
   std::vector<std::string> names = fast_backends();

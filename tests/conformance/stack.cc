@@ -22,7 +22,7 @@ std::string StackShape::text() const {
          " rotary " + n(attention.rotary_dims) + (gated ? ", gated" : "") +
          (head_norms ? ", head norms" : "") + ", delta " + n(delta.n_k_heads) + "/" + n(delta.n_v_heads) +
          " x " + n(delta.d_k) + "/" + n(delta.d_v) + ", experts " + n(top_k) + " of " + n(n_experts) + " x " +
-         n(d_expert) + ", shared " + n(d_shared);
+         n(d_expert) + ", shared " + n(d_shared) + ", tape " + n(tape_rows);
 }
 
 StackShape random_shape(Rng& rng) {
@@ -60,6 +60,7 @@ StackShape random_shape(Rng& rng) {
   // The shared expert has as many slices as the routed ones: the same width, or one that allows as many.
   s.d_shared = rng.uniform(0, 2) == 0 ? 0 : s.d_expert;
   s.normalise = rng.uniform(0, 2) > 0;
+  s.tape_rows = rng.pick({kMaxDecodeRows, kMaxDecodeRows, 13});
   return s;
 }
 
@@ -69,10 +70,10 @@ Stack::Stack(Backend& backend, const StackShape& shape, uint64_t seed)
       rng_(seed),
       s_(backend, size_t(kSlots) * shape.delta.n_v_heads * shape.delta.d_v * shape.delta.d_k * 4),
       conv_(backend, size_t(kSlots) * (kConvTaps - 1) * shape.delta.conv_dim() * 4),
-      tape_g_(backend, size_t(kSlots) * 2 * kMaxDecodeRows * shape.delta.n_v_heads * 4),
-      tape_k_(backend, size_t(kSlots) * 2 * kMaxDecodeRows * shape.delta.key_dim() * 4),
-      tape_delta_(backend, size_t(kSlots) * 2 * kMaxDecodeRows * shape.delta.value_dim() * 4),
-      tape_conv_(backend, size_t(kSlots) * 2 * kMaxDecodeRows * shape.delta.conv_dim() * 4),
+      tape_g_(backend, size_t(kSlots) * 2 * shape.tape_rows * shape.delta.n_v_heads * 4),
+      tape_k_(backend, size_t(kSlots) * 2 * shape.tape_rows * shape.delta.key_dim() * 4),
+      tape_delta_(backend, size_t(kSlots) * 2 * shape.tape_rows * shape.delta.value_dim() * 4),
+      tape_conv_(backend, size_t(kSlots) * 2 * shape.tape_rows * shape.delta.conv_dim() * 4),
       pages_(backend, size_t(kPages) * backend.kv_page_bytes(shape.attention)) {
   const DeltaShape& delta = shape.delta;
   const AttentionShape& attention = shape.attention;
@@ -176,7 +177,7 @@ Sequence Stack::new_sequence(int max_positions) {
 }
 
 DeltaState Stack::delta_state() const {
-  return {.tape_rows = kMaxDecodeRows,
+  return {.tape_rows = shape_.tape_rows,
           .s = s_.floats(),
           .conv = conv_.floats(),
           .tape_g = tape_g_.floats(),

@@ -21,6 +21,7 @@ struct StackShape {
   DeltaShape delta;
   int n_experts = 0, top_k = 0, d_expert = 0, d_shared = 0;  // d_shared 0: no shared expert
   bool normalise = true;
+  int tape_rows = kMaxDecodeRows;
 
   std::string text() const;
 };

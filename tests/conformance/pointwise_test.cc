@@ -1,0 +1,121 @@
+// Norms, gates and rotary angles.
+#include <algorithm>
+#include <cmath>
+
+#include "conformance/estimate.h"
+#include "conformance/harness.h"
+
+namespace tandem::conformance {
+namespace {
+
+class Pointwise : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Backend> backend_ = make(GetParam());
+};
+
+// Rows of very different size, now and then a row of zeros or of values at the ends of exp's range.
+Rows wild_rows(Rng& rng, int rows, int cols) {
+  Rows x(rows, cols);
+  for (int r = 0; r < rows; ++r) {
+    const float scale = std::exp(rng.real(-12, 6));
+    const int kind = rng.uniform(0, 7);
+    for (int c = 0; c < cols; ++c)
+      x.at(r, c) = kind == 0 ? 0 : kind == 1 ? rng.real(-110, 110) : rng.normal() * scale;
+  }
+  return x;
+}
+
+Rows gains(Rng& rng, int n) {
+  Rows g = normal_rows(rng, 1, n, 0.3f);
+  for (float& x : g.v) x += 1;
+  return g;
+}
+
+int any_width(Rng& rng) {
+  return rng.pick({1, 7, 8, 15, 16, 17, 31, 64, 100, 127, 128, 130, 257, 1023, 1024});
+}
+
+TEST_P(Pointwise, RmsNormMatchesItsFormulaAndMayWorkInPlace) {
+  for_cases(20, 10000, [&](Rng& rng) {
+    const int rows = rng.uniform(1, 40), n = any_width(rng), gap = rng.uniform(0, 5);
+    const float eps = rng.pick({1e-6f, 1e-5f, 1e-2f});
+    SCOPED_TRACE("[" + std::to_string(rows) + ", " + std::to_string(n) + "]");
+    const Rows x = wild_rows(rng, rows, n), gain = gains(rng, n);
+    const OnDevice in(*backend_, x, gap), g(*backend_, gain), out(*backend_, rows, n, gap),
+        place(*backend_, x);
+    backend_->rms_norm(in, g, eps, out);
+    EXPECT_TRUE(within(out.read(), rms_norm(Estimates(x), gain, eps)));
+    backend_->rms_norm(place, g, eps, place);
+    EXPECT_TRUE(same_bits(out.read(), place.read()));
+  });
+}
+
+TEST_P(Pointwise, SiluMulMatchesItsFormula) {
+  for_cases(20, 11000, [&](Rng& rng) {
+    const int rows = rng.uniform(1, 20), n = any_width(rng), gap = rng.uniform(0, 5);
+    SCOPED_TRACE("[" + std::to_string(rows) + ", " + std::to_string(n) + "]");
+    const Rows x = wild_rows(rng, rows, 2 * n);
+    const OnDevice in(*backend_, x, gap), out(*backend_, rows, n, gap);
+    backend_->silu_mul(in, out);
+    EXPECT_TRUE(within(out.read(), silu_mul(Estimates(x))));
+  });
+}
+
+TEST_P(Pointwise, GatedNormMatchesItsFormulaAndMayWorkInPlace) {
+  for_cases(20, 12000, [&](Rng& rng) {
+    const int rows = rng.uniform(1, 10), heads = rng.uniform(1, 5), d = rng.pick({8, 16, 24, 64, 128, 160});
+    SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(d));
+    const Rows o = wild_rows(rng, rows, heads * d), z = wild_rows(rng, rows, heads * d), gain = gains(rng, d);
+    const OnDevice in(*backend_, o, 3), gate(*backend_, z, 1), g(*backend_, gain);
+    const OnDevice out(*backend_, rows, o.cols, 2), place(*backend_, o);
+    backend_->gated_norm(in, gate, g, 1e-6f, out);
+    EXPECT_TRUE(within(out.read(), multiply(rms_norm(Estimates(o), gain, 1e-6f), silu(Estimates(z)))));
+    backend_->gated_norm(place, gate, g, 1e-6f, place);
+    EXPECT_TRUE(same_bits(out.read(), place.read()));
+  });
+}
+
+TEST_P(Pointwise, RowsAreTheirOwn) {
+  for_cases(5, 13000, [&](Rng& rng) {
+    const int rows = rng.uniform(2, 40), n = any_width(rng);
+    const Rows x = wild_rows(rng, rows, n), gain = gains(rng, n);
+    const OnDevice in(*backend_, x), g(*backend_, gain), out(*backend_, rows, n);
+    backend_->rms_norm(in, g, 1e-6f, out);
+    const int r = rng.uniform(0, rows - 1);
+    const OnDevice one(*backend_, x.slice(r, 1), 4), out_one(*backend_, 1, n);
+    backend_->rms_norm(one, g, 1e-6f, out_one);
+    EXPECT_TRUE(same_bits(out.read().slice(r, 1), out_one.read()));
+  });
+}
+
+// cos and sin of fl(position * frequency), far out as well: the angle is rounded to fp32, its cosine is not.
+TEST_P(Pointwise, RopeAnglesStayAccurateToTheEndOfALongContext) {
+  for_cases(10, 14000, [&](Rng& rng) {
+    const int n = rng.pick({1, 5, 16, 32, 64});
+    const float m = rng.pick({1.0f, 1.138629f});
+    Rows f(1, n);
+    for (int i = 0; i < n; ++i) f.v[size_t(i)] = float(std::pow(1e7, -double(i) / n));
+    const std::vector<SeqStep> seqs = {{.first_row = 0, .n_rows = 3, .start = 0},
+                                       {.first_row = 3, .n_rows = 5, .start = rng.uniform(1, 4096)},
+                                       {.first_row = 8, .n_rows = 2, .start = 262140}};
+    const OnDevice frequencies(*backend_, f), out(*backend_, 10, 2 * n, rng.uniform(0, 3));
+    backend_->rope_angles({.path = Path::prefill, .n_rows = 10, .seqs = seqs}, frequencies, m, out);
+    Estimates want(10, 2 * n);
+    for (const SeqStep& seq : seqs) {
+      for (int t = 0; t < seq.n_rows; ++t) {
+        for (int i = 0; i < n; ++i) {
+          const double angle = float(seq.start + t) * f.v[size_t(i)];
+          // A cosine within 1 ulp, times m.
+          want.at(seq.first_row + t, i) = {std::cos(angle) * m, 4 * kU * m};
+          want.at(seq.first_row + t, n + i) = {std::sin(angle) * m, 4 * kU * m};
+        }
+      }
+    }
+    EXPECT_TRUE(within(out.read(), want));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Pointwise, testing::ValuesIn(all_backends()), test_name);
+
+}  // namespace
+}  // namespace tandem::conformance
