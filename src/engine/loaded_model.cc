@@ -24,7 +24,13 @@ Status load_text_files(const std::string& folder, LoadedModel& model) {
                       "together",
                       folder, model.tokenizer->n_tokens(), model.config.vocab_size)};
     }
-    TD_ASSIGN_OR_RETURN(model.chat_template, ChatTemplate::load(folder));
+    // Many checkpoints have no template, or one that only chat would trip over: raw prompts still work.
+    Result<ChatTemplate> chat_template = ChatTemplate::load(folder);
+    if (chat_template.ok()) {
+      model.chat_template = *std::move(chat_template);
+    } else {
+      model.chat_template_error = chat_template.error();
+    }
   }
   return {};
 }

@@ -13,6 +13,7 @@
 #include "format/generation_config.h"
 #include "model/decoder.h"
 #include "model/load.h"
+#include "sample/params.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -31,7 +32,8 @@ struct LoadedModel {
   ModelConfig config;
   GenerationConfig generation;
   std::optional<Tokenizer> tokenizer;  // absent when the folder has none (token ids still work)
-  std::optional<ChatTemplate> chat_template;
+  std::optional<ChatTemplate> chat_template;  // absent: chat_template_error says why
+  Error chat_template_error;
   std::vector<TokenId> stop_ids;  // of generation_config.json, config.json and the tokenizer together
   int n_mtp_tensors = 0, n_vision_tensors = 0;
   std::unique_ptr<Backend> backend;  // outlives the decoder

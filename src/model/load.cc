@@ -317,6 +317,14 @@ class Loader {
 
 }  // namespace
 
+StateShape state_shape_of(const ModelConfig& c) {
+  const int n_attention = c.n_full_attention_layers();
+  return {.n_delta_layers = c.n_layers - n_attention,
+          .delta = delta_shape(c),
+          .n_attention_layers = n_attention,
+          .attention = attention_shape(c)};
+}
+
 uint64_t weight_bytes_of(const ModelConfig& c) {
   const auto matrix = [&](uint64_t n, uint64_t k) -> uint64_t {
     if (!c.quantised()) return n * k * dtype_bytes(c.dtype);

@@ -10,6 +10,7 @@
 #include "format/config.h"
 #include "model/decoder.h"
 #include "model/tensor_source.h"
+#include "state/state_pool.h"
 
 namespace tandem {
 
@@ -22,6 +23,9 @@ using LoadProgress = std::function<void(uint64_t done_bytes, uint64_t total_byte
 Result<std::unique_ptr<Decoder>> load_decoder(TensorSource& source, const ModelConfig& config,
                                               Backend& backend, const DecoderLimits& limits,
                                               const LoadProgress& progress);
+
+// What a sequence of this model carries.
+StateShape state_shape_of(const ModelConfig& config);
 
 // Bytes of weights of a configuration, as packed (estimated from shapes and the quantisation block).
 uint64_t weight_bytes_of(const ModelConfig& config);

@@ -1,0 +1,95 @@
+#include "cli/answer.h"
+
+#include <fmt/format.h>
+
+#include "cli/interrupt.h"
+#include "text/detokenizer.h"
+#include "text/stop_matcher.h"
+
+namespace tandem {
+namespace {
+
+// Tokens -> text with stop strings taken out.
+class TextStream {
+ public:
+  TextStream(const Tokenizer& tokenizer, StopMatcher matcher)
+      : detokenizer_(tokenizer, SpecialText::skip), matcher_(std::move(matcher)) {}
+
+  std::string feed(TokenId id) { return match(detokenizer_.feed(id)); }
+  std::string finish() {
+    std::string text = match(detokenizer_.finish());
+    if (!stopped_) text += matcher_.finish();
+    return text;
+  }
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::string match(std::string_view piece) {
+    if (stopped_) return {};
+    StopMatcher::Output out = matcher_.feed(piece);
+    stopped_ = out.matched.has_value();
+    return std::move(out.text);
+  }
+
+  Detokenizer detokenizer_;
+  StopMatcher matcher_;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+Result<Answer> run_answer(Engine& engine, const Tokenizer* tokenizer, Request request,
+                          const std::vector<std::string>& stop_strings,
+                          const std::function<bool(std::string_view)>& piece) {
+  std::optional<TextStream> stream;
+  if (tokenizer != nullptr) {
+    TD_ASSIGN_OR_RETURN(StopMatcher matcher, StopMatcher::create(stop_strings));
+    stream.emplace(*tokenizer, std::move(matcher));
+  } else if (!stop_strings.empty()) {
+    return Error{"--stop needs a tokenizer, and the model's folder has no tokenizer.json"};
+  }
+  Answer answer;
+  if (tokenizer != nullptr) answer.text.emplace();
+  TD_ASSIGN_OR_RETURN(const int number, engine.submit(std::move(request)));
+  std::string error;
+  bool go_on = true;
+  const auto give = [&](std::string_view text) {
+    if (text.empty()) return;
+    if (answer.text) *answer.text += text;
+    go_on = piece(text) && go_on;
+  };
+  const auto sink = [&](const Event& event) {
+    if (event.token) {
+      answer.tokens.push_back(*event.token);
+      if (event.logprobs != nullptr) answer.logprobs.push_back(*event.logprobs);
+      if (stream) {
+        give(stream->feed(*event.token));
+      } else {
+        give(fmt::format("{}{}", answer.tokens.size() > 1 ? "," : "", *event.token));
+      }
+    }
+    if (event.error != nullptr) error = *event.error;
+    answer.finish = event.finish;
+  };
+  while (!engine.idle()) {
+    engine.step(sink);
+    const bool stopped = stream && stream->stopped();
+    if (stopped) answer.finish = FinishReason::stop;
+    if (stopped || !go_on || interrupted()) engine.cancel(number);
+  }
+  if (!error.empty()) return Error{error};
+  if (stream && go_on) {
+    give(stream->finish());
+    if (stream->stopped()) answer.finish = FinishReason::stop;
+  }
+  answer.stats = engine.stats(number);
+  return answer;
+}
+
+std::string figures(const RequestStats& s) {
+  return fmt::format("{} prompt tokens in {:.3f} s ({:.0f}/s), {} tokens generated{}", s.prompt_tokens,
+                     s.prefill_s, s.prefill_s > 0 ? s.prompt_tokens / s.prefill_s : 0.0, s.generated_tokens,
+                     s.generated_tokens > 1 ? fmt::format(" at {:.1f}/s", s.decode_tokens_per_s()) : "");
+}
+
+}  // namespace tandem

@@ -1,0 +1,129 @@
+#include "cli/model_flags.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "backend/step.h"
+#include "cli/command.h"
+#include "cli/progress.h"
+
+namespace tandem {
+
+void ModelFlags::add_model(Options& options) {
+  options.add("-m,--model", &model, "DIR", "Checkpoint folder, or synth:NAME[@bits][,layers=N]",
+              {.required = true});
+}
+
+void ModelFlags::add_backend(Options& options) {
+  options.section("Device");
+  std::vector<std::string> names = backend_names();
+  names.insert(names.begin(), "auto");
+  options.add("--backend", &backend.name, "NAME", "auto, reference or cpu [auto]", {.choices = names});
+  options.add("--threads", &backend.threads, "N", "Threads [one per core]", {.min = 1, .max = 1024});
+  options.add("--isa", &backend.isa, "NAME", "auto, portable, avx2 or avx512 [auto]",
+              {.choices = {"auto", "portable", "avx2", "avx512"}});
+}
+
+void ModelFlags::add_limits(Options& options) {
+  options.add("--context", &context, "N", "Positions for prompt and answer together [the model's]",
+              {.min = 1});
+  options.add("--prefill-chunk", &prefill_chunk, "N", "Prompt tokens per step, a multiple of 64 [512]",
+              {.min = kChunkTokens, .max = 65536});
+}
+
+Status ModelFlags::check() const {
+  if (prefill_chunk % kChunkTokens != 0) {
+    return Error{
+        fmt::format("--prefill-chunk: expected a multiple of {}, found {}", kChunkTokens, prefill_chunk)};
+  }
+  return {};
+}
+
+Result<LoadedModel> ModelFlags::load(std::string_view command, int max_logit_rows) const {
+  Progress progress("loading");
+  return load_model({.model = model,
+                     .backend = backend,
+                     .limits = {.max_rows = prefill_chunk, .max_logit_rows = max_logit_rows},
+                     .progress = [&](uint64_t done, uint64_t total,
+                                     const std::string& what) { progress.update(done, total, what); },
+                     .warn = [&](const std::string& text) { warn(command, text); }});
+}
+
+Result<int> ModelFlags::context_of(const LoadedModel& loaded) const {
+  const int most = loaded.config.context;
+  if (context && *context > most) {
+    return Error{fmt::format("--context {}: the model's context is {}", *context, most)};
+  }
+  return context.value_or(most);
+}
+
+void SamplingFlags::add_to(Options& options) {
+  options.section("Answer");
+  options.add("--max-tokens", &max_tokens, "N", fmt::format("Most tokens of the answer [{}]", max_tokens),
+              {.min = 1});
+  options.add("--temperature", &temperature, "T",
+              "0: always the most probable token [the checkpoint's, else 0]", {.min = 0});
+  options.add("--top-k", &top_k, "K", "Choose among the K most probable; 0: all [the checkpoint's]",
+              {.min = 0});
+  options.add("--top-p", &top_p, "P", "Choose among the most probable of this mass [the checkpoint's]",
+              {.min = 0, .max = 1});
+  options.add("--min-p", &min_p, "P", "Drop what is less probable than P times the best [the checkpoint's]",
+              {.min = 0, .max = 1});
+  options.add("--repetition-penalty", &repetition_penalty, "R", "Of tokens seen so far; 1: none");
+  options.add("--presence-penalty", &presence_penalty, "X", "Of tokens in the answer, once each; 0: none");
+  options.add("--frequency-penalty", &frequency_penalty, "X", "Of tokens in the answer, per use; 0: none");
+  options.add("--seed", &seed, "N", "The same seed draws the same answer [0]");
+  options.add("--stop", &stop, "TEXT", "End before this text; may be repeated");
+  options.flag("--ignore-eos", ignore_eos, "Take end-of-text tokens as ordinary ones");
+  options.add("--drafter", &drafter, "NAME", "none [none]");
+}
+
+Status SamplingFlags::check() const {
+  if (drafter != "none") {
+    return Error{fmt::format(
+        "--drafter: '{}' is not in this build, which decodes without speculation: use --drafter none, the "
+        "answer is the same",
+        drafter)};
+  }
+  return {};
+}
+
+SamplingParams SamplingFlags::params(const LoadedModel& model) const {
+  SamplingParams p = default_sampling(model.generation);
+  const auto set = [](auto& target, const auto& given) {
+    if (given) target = std::remove_reference_t<decltype(target)>(*given);
+  };
+  set(p.temperature, temperature);
+  set(p.top_k, top_k);
+  set(p.top_p, top_p);
+  set(p.min_p, min_p);
+  set(p.repetition_penalty, repetition_penalty);
+  set(p.presence_penalty, presence_penalty);
+  set(p.frequency_penalty, frequency_penalty);
+  p.seed = seed;
+  if (!ignore_eos) p.stop_ids = model.stop_ids;
+  return p;
+}
+
+Result<std::string> read_text(const std::string& path) {
+  const bool standard = path == "-";
+  const auto close = [](std::FILE* f) {
+    if (f != stdin) std::fclose(f);
+  };
+  const std::unique_ptr<std::FILE, decltype(close)> file(standard ? stdin : std::fopen(path.c_str(), "rb"),
+                                                         close);
+  const std::string shown = standard ? "standard input" : path;
+  if (!file) return Error{fmt::format("{}: {}", shown, std::strerror(errno))};
+  std::string text;
+  char block[1 << 16];
+  while (const size_t n = std::fread(block, 1, sizeof block, file.get())) text.append(block, n);
+  if (std::ferror(file.get())) return Error{fmt::format("{}: {}", shown, std::strerror(errno))};
+  return text;
+}
+
+}  // namespace tandem

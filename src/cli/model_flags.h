@@ -1,0 +1,53 @@
+// Groups of options that several subcommands share: which model runs on what, how tokens are chosen, and what
+// the prompt is.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/options.h"
+#include "engine/loaded_model.h"
+#include "sample/params.h"
+
+namespace tandem {
+
+struct ModelFlags {
+  std::string model;
+  BackendOptions backend;
+  std::optional<int> context;  // positions to make room for at most; the model's own otherwise
+  int prefill_chunk = 512;
+
+  void add_model(Options& options);    // --model
+  void add_backend(Options& options);  // --backend, --threads, --isa
+  void add_limits(Options& options);   // --context, --prefill-chunk
+
+  // Errors: wrong usage that depends on more than one flag or on a rule options cannot say.
+  Status check() const;
+  // Loads with progress and warnings on standard error; at most max_logit_rows rows of logits per call.
+  Result<LoadedModel> load(std::string_view command, int max_logit_rows) const;
+  // --context held against the model. Errors: more than the model has.
+  Result<int> context_of(const LoadedModel& model) const;
+};
+
+struct SamplingFlags {
+  std::optional<double> temperature, top_p, min_p;
+  std::optional<double> repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int> top_k;
+  uint64_t seed = 0;
+  int max_tokens = 256;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  std::string drafter = "none";
+
+  void add_to(Options& options);
+  Status check() const;
+  // The checkpoint's defaults, and what was given over them.
+  SamplingParams params(const LoadedModel& model) const;
+};
+
+// Bytes of a file, or of standard input for "-". Errors: the path with the system's reason.
+Result<std::string> read_text(const std::string& path);
+
+}  // namespace tandem

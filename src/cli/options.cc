@@ -1,0 +1,174 @@
+#include "cli/options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "cli/output.h"
+
+namespace tandem {
+namespace {
+
+std::string number_text(double x) {
+  if (x == std::floor(x)) return fmt::format("{:.0f}", x);
+  return fmt::format("{}", x);
+}
+
+std::string range_text(const OptionRule& rule, const char* kind) {
+  const bool low = rule.min > std::numeric_limits<int>::min();
+  const bool high = rule.max < std::numeric_limits<int>::max();
+  if (low && high) return fmt::format("{} from {} to {}", kind, number_text(rule.min), number_text(rule.max));
+  if (low) return fmt::format("{} from {} up", kind, number_text(rule.min));
+  if (high) return fmt::format("{} up to {}", kind, number_text(rule.max));
+  return kind;
+}
+
+// The option's text as a T, all of it. Throws what the parser reports as the option's error.
+template <class T>
+T number(const std::string& name, const std::string& text, const OptionRule& rule) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  bool good = error == std::errc() && end == text.data() + text.size();
+  if constexpr (std::is_floating_point_v<T>) good = good && std::isfinite(value);
+  if constexpr (!std::is_same_v<T, uint64_t>) {
+    good = good && double(value) >= rule.min && double(value) <= rule.max;
+  }
+  if (!good) {
+    const char* kind = std::is_floating_point_v<T> ? "a number" : "a whole number";
+    throw CLI::ValidationError(
+        fmt::format(
+            "expected {}, found '{}'",
+            std::is_same_v<T, uint64_t> ? "a whole number from 0 to 2^64 - 1" : range_text(rule, kind), text),
+        name);
+  }
+  return value;
+}
+
+std::vector<int> number_list(const std::string& name, const std::string& text, const OptionRule& rule) {
+  std::vector<int> values;
+  size_t start = 0;
+  while (true) {
+    const size_t comma = std::min(text.find(',', start), text.size());
+    values.push_back(number<int>(name, text.substr(start, comma - start), rule));
+    if (comma == text.size()) return values;
+    start = comma + 1;
+  }
+}
+
+std::string word(const std::string& name, const std::string& text, const OptionRule& rule) {
+  if (!rule.choices.empty() &&
+      std::find(rule.choices.begin(), rule.choices.end(), text) == rule.choices.end()) {
+    throw CLI::ValidationError(
+        fmt::format("expected one of {}, found '{}'", fmt::join(rule.choices, ", "), text), name);
+  }
+  return text;
+}
+
+// Puts what was found on the command line where it belongs.
+struct Store {
+  const std::string& name;
+  const CLI::results_t& found;
+  const OptionRule& rule;
+
+  void operator()(std::string* t) const { *t = word(name, found.back(), rule); }
+  void operator()(std::optional<std::string>* t) const { *t = word(name, found.back(), rule); }
+  void operator()(int* t) const { *t = number<int>(name, found.back(), rule); }
+  void operator()(std::optional<int>* t) const { *t = number<int>(name, found.back(), rule); }
+  void operator()(uint64_t* t) const { *t = number<uint64_t>(name, found.back(), rule); }
+  void operator()(std::optional<double>* t) const { *t = number<double>(name, found.back(), rule); }
+  void operator()(std::vector<int>* t) const { *t = number_list(name, found.back(), rule); }
+  void operator()(std::optional<std::vector<int>>* t) const { *t = number_list(name, found.back(), rule); }
+  void operator()(std::vector<std::string>* t) const {
+    t->clear();
+    for (const std::string& text : found) t->push_back(word(name, text, rule));
+  }
+};
+
+std::string indented(const std::string& lines) {
+  std::string out = "Examples:\n";
+  size_t start = 0;
+  while (start < lines.size()) {
+    const size_t end = std::min(lines.find('\n', start), lines.size());
+    out += "  " + lines.substr(start, end - start) + "\n";
+    start = end + 1;
+  }
+  out.pop_back();
+  return out;
+}
+
+}  // namespace
+
+struct Options::Parser {
+  CLI::App app;
+};
+
+Options::Options(std::string command, const std::string& about, const std::string& examples)
+    : command_(std::move(command)), parser_(new Parser{CLI::App(about, "tandem " + command_)}) {
+  CLI::App& app = parser_->app;
+  app.set_help_flag("-h,--help", "Show this and end");
+  app.get_formatter()->column_width(34);
+  app.get_formatter()->label("REQUIRED", "(required)");
+  if (!examples.empty()) app.footer(indented(examples));
+}
+
+Options::~Options() = default;
+
+void Options::section(const std::string& heading) { section_ = heading; }
+
+void Options::add(const std::string& names, OptionTarget target, const std::string& value_name,
+                  const std::string& help, OptionRule rule) {
+  const bool repeated = std::holds_alternative<std::vector<std::string>*>(target);
+  const std::string shown = names.starts_with("-") ? names.substr(names.rfind(',') + 1) : "argument";
+  CLI::Option* option = parser_->app.add_option(
+      names,
+      [target, rule, shown](const CLI::results_t& found) {
+        std::visit(Store{shown, found, rule}, target);
+        return true;
+      },
+      help);
+  option->type_name(value_name)->group(section_)->required(rule.required);
+  if (repeated) {
+    option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(false);
+  } else {
+    option->expected(1);
+  }
+}
+
+void Options::flag(const std::string& name, bool& on, const std::string& help) {
+  parser_->app.add_flag(name, on, help)->group(section_);
+}
+
+void Options::toggle(const std::string& name, std::optional<bool>& value, const std::string& help) {
+  const std::string off = "--no-" + name.substr(2);
+  parser_->app
+      .add_flag_function(
+          name + ",!" + off, [&value](int64_t n) { value = n > 0; }, help)
+      ->group(section_);
+}
+
+std::optional<int> Options::parse(Arguments args) {
+  CLI::App& app = parser_->app;
+  // The library wants them reversed.
+  std::vector<std::string> reversed(args.rbegin(), args.rend());
+  const std::string see = fmt::format(" (see tandem {} --help)", command_);
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    Output out;
+    out.write(app.help());
+    return out.finish(command_, kDone);
+  } catch (const CLI::ExtrasError&) {
+    const std::vector<std::string> extras = app.remaining();
+    return misuse(command_,
+                  fmt::format("unknown argument '{}'{}", extras.empty() ? "" : extras.front(), see));
+  } catch (const CLI::ParseError& error) {
+    return misuse(command_, error.what() + see);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tandem
