@@ -116,7 +116,7 @@ Estimates linear(const Estimates& x, const LinearSpec& w, Activations activation
   if (w.n >= 0) rows.resize(size_t(w.n));
 
   const int k = x.cols;
-  const double depth = linear_depth(k);
+  const double depth = linear_depth(k) + w.extra_roundings;
   Estimates y(x.rows, int(rows.size()));
   std::vector<double> value(static_cast<size_t>(k)), magnitude(static_cast<size_t>(k));
   std::vector<std::vector<Estimate>> plain(static_cast<size_t>(x.rows)),

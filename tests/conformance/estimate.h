@@ -51,6 +51,7 @@ struct LinearSpec {
   std::vector<const RandomMatrix*> parts;
   std::vector<float> bias = {};
   int first_row = 0, n = -1;  // -1: to the end
+  int extra_roundings = 0;    // that the product's terms meet afterwards
 };
 Estimates linear(const Estimates& x, const LinearSpec& w, Activations activations);
 // a + b, rounded once.

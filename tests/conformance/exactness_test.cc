@@ -232,6 +232,26 @@ TEST_P(Exactness, PrefillAfterDecodingEqualsPrefillAfterAFlush) {
   });
 }
 
+// A fused block may do less work than the primitives that define it, but not other arithmetic.
+TEST_P(Exactness, BlocksEqualThePrimitivesTheyAreComposedOf) {
+  for_cases(4, 900, [&](Rng& rng) {
+    const StackShape shape = random_shape(rng);
+    SCOPED_TRACE(shape.text());
+    Stack blocks(*backend_, shape, 15), primitives(*backend_, shape, 15);
+    primitives.compose_blocks();
+    const Rows prompt = inputs(rng, blocks, rng.uniform(1, 100));
+    Sequence a = blocks.new_sequence(200), b = primitives.new_sequence(200);
+    ASSERT_TRUE(same_bits(blocks.prefill({{&a, prompt}}), primitives.prefill({{&b, prompt}})));
+    for (int i = 0; i < 3; ++i) {
+      const Rows x = inputs(rng, blocks, rng.uniform(1, shape.tape_rows));
+      ASSERT_TRUE(same_bits(blocks.decode(a, x), primitives.decode(b, x)));
+      blocks.commit(a, 1);
+      primitives.commit(b, 1);
+    }
+    ASSERT_TRUE(same_bits(blocks.recurrent_state(a), primitives.recurrent_state(b)));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Exactness, testing::ValuesIn(all_backends()), test_name);
 
 class ThreadIndependence : public testing::TestWithParam<std::string> {};

@@ -203,20 +203,30 @@ std::vector<SeqStep> Stack::seq_steps(const std::vector<Part>& parts) const {
   return out;
 }
 
-Rows Stack::run(Path path, const std::vector<Part>& parts) {
-  Backend& b = *backend_;
-  Rows in;
-  for (const Part& part : parts) in.append(part.x);
-  const std::vector<SeqStep> seqs = seq_steps(parts);
-  const Step step{.path = path, .n_rows = in.rows, .seqs = seqs};
-  b.copy_in(static_cast<std::byte*>(x_.data), std::as_bytes(std::span(in.v)));
+void Stack::run_delta_step(const Step& step) {
+  backend_->delta_step(step, {.shape = shape_.delta,
+                              .qkv = scratch_.qkv.row_range(0, step.n_rows),
+                              .log_decay = scratch_.heads.row_range(0, step.n_rows),
+                              .beta = scratch_.heads2.row_range(0, step.n_rows),
+                              .state = delta_state(),
+                              .y = inner(step.n_rows, shape_.delta.value_dim())});
+}
 
-  const MutView x = x_.row_range(0, in.rows);
-  const MutView angles = angles_.row_range(0, in.rows);
+void Stack::run_attention(const Step& step, MutView x) {
   const AttentionShape& attention = shape_.attention;
-  const KvLayer cache{pages_.data(), b.kv_page_bytes(attention)};
-  const auto inner = [&](int cols) { return scratch_.inner.row_range(0, in.rows).col_range(0, cols); };
+  const MutView wide = scratch_.wide.row_range(0, step.n_rows), out = inner(step.n_rows, attention.q_dim());
+  backend_->attention(step,
+                      {.shape = attention,
+                       .q = wide.col_range(0, attention.q_dim()),
+                       .gate = shape_.gated ? View(wide.col_range(attention.q_dim(), gate_cols())) : View{},
+                       .scale = 1 / std::sqrt(float(attention.d_head)),
+                       .cache = cache(),
+                       .out = out});
+  backend_->linear_add(step.path, out, *attention_out_, x);
+}
 
+void Stack::run_blocks(const Step& step, MutView x, MutView angles) {
+  Backend& b = *backend_;
   b.delta_inputs(step,
                  {.x = x,
                   .gain = gain_,
@@ -228,56 +238,119 @@ Rows Stack::run(Path path, const std::vector<Part>& parts) {
                   .dt_bias = dt_bias_,
                   .state = delta_state()},
                  scratch_);
-  b.delta_step(step, {.shape = shape_.delta,
-                      .qkv = scratch_.qkv.row_range(0, in.rows),
-                      .log_decay = scratch_.heads.row_range(0, in.rows),
-                      .beta = scratch_.heads2.row_range(0, in.rows),
-                      .state = delta_state(),
-                      .y = inner(shape_.delta.value_dim())});
+  run_delta_step(step);
   b.delta_output(step,
                  {.shape = shape_.delta, .gain = d_v_gain_, .eps = kEps, .projection = delta_out_, .x = x},
                  scratch_);
   b.moe(step, {.x = x, .gain = gain_, .eps = kEps, .weights = moe_}, scratch_);
-
-  const int gate_cols = shape_.gated ? attention.q_dim() : 0;
-  b.rope_angles(step, frequencies_, 1.1f, angles);
   b.attention_inputs(step,
                      {.x = x,
                       .gain = gain_,
                       .eps = kEps,
                       .projection = attention_in_,
-                      .shape = attention,
-                      .gate_cols = gate_cols,
+                      .shape = shape_.attention,
+                      .gate_cols = gate_cols(),
                       .q_norm = d_head_gain_,
                       .k_norm = d_head_gain_,
                       .angles = angles,
-                      .cache = cache},
+                      .cache = cache()},
                      scratch_);
-  const MutView wide = scratch_.wide.row_range(0, in.rows);
-  b.attention(step, {.shape = attention,
-                     .q = wide.col_range(0, attention.q_dim()),
-                     .gate = shape_.gated ? View(wide.col_range(attention.q_dim(), gate_cols)) : View{},
-                     .scale = 1 / std::sqrt(float(attention.d_head)),
-                     .cache = cache,
-                     .out = inner(attention.q_dim())});
-  b.linear_add(path, inner(attention.q_dim()), *attention_out_, x);
+  run_attention(step, x);
   b.mlp(step, {.x = x, .gain = gain_, .eps = kEps, .gate_up = gate_up_, .down = down_}, scratch_);
-
-  Rows out(in.rows, 2 * shape_.hidden + (path == Path::decode ? shape_.vocab : 0));
-  const MutView hidden = hidden_.row_range(0, in.rows), logits = logits_.row_range(0, in.rows);
-  if (path == Path::decode) {
-    b.head({.x = x, .gain = gain_, .eps = kEps, .weight = head_, .hidden = hidden, .logits = logits});
+  const MutView hidden = hidden_.row_range(0, step.n_rows);
+  if (step.path == Path::decode) {
+    b.head({.x = x,
+            .gain = gain_,
+            .eps = kEps,
+            .weight = head_,
+            .hidden = hidden,
+            .logits = logits_.row_range(0, step.n_rows)});
   } else {
     b.rms_norm(x, gain_, kEps, hidden);
   }
+}
+
+void Stack::run_primitives(const Step& step, MutView x, MutView angles) {
+  Backend& b = *backend_;
+  const int rows = step.n_rows;
+  const DeltaShape& delta = shape_.delta;
+  const AttentionShape& attention = shape_.attention;
+  const MutView norm = scratch_.norm.row_range(0, rows), wide = scratch_.wide.row_range(0, rows);
+
+  const MutView projection = wide.col_range(0, delta.projection_dim());
+  b.rms_norm(x, gain_, kEps, norm);
+  b.linear(step.path, norm, *delta_in_, projection);
+  b.delta_conv(step, {.shape = delta,
+                      .projection = projection,
+                      .conv_weight = conv_weight_,
+                      .a_log = a_log_,
+                      .dt_bias = dt_bias_,
+                      .state = delta_state(),
+                      .qkv = scratch_.qkv.row_range(0, rows),
+                      .log_decay = scratch_.heads.row_range(0, rows),
+                      .beta = scratch_.heads2.row_range(0, rows)});
+  run_delta_step(step);
+  const MutView y = inner(rows, delta.value_dim());
+  b.gated_norm(y, wide.col_range(delta.conv_dim(), delta.value_dim()), d_v_gain_, kEps, y);
+  b.linear_add(step.path, y, *delta_out_, x);
+
+  const MutView logits = scratch_.router.row_range(0, rows), ids = scratch_.choice.row_range(0, rows),
+                weights = scratch_.choice_weight.row_range(0, rows);
+  b.rms_norm(x, gain_, kEps, norm);
+  b.linear(step.path, norm, *moe_.router, logits);
+  b.moe_route(logits, moe_.normalise, ids, weights);
+  b.moe_experts(step.path,
+                {.x = norm, .weights = moe_, .ids = ids, .choice_weights = weights, .residual = x});
+
+  const MutView heads = wide.col_range(0, attention.q_dim() + gate_cols() + 2 * attention.kv_dim());
+  b.rms_norm(x, gain_, kEps, norm);
+  b.linear(step.path, norm, *attention_in_, heads);
+  b.attention_prep(step, {.shape = attention,
+                          .projection = heads,
+                          .gate_cols = gate_cols(),
+                          .q_norm = d_head_gain_,
+                          .k_norm = d_head_gain_,
+                          .eps = kEps,
+                          .angles = angles,
+                          .cache = cache()});
+  run_attention(step, x);
+
+  const MutView gate_up = wide.col_range(0, 2 * shape_.d_ff);
+  b.rms_norm(x, gain_, kEps, norm);
+  b.linear(step.path, norm, *gate_up_, gate_up);
+  b.silu_mul(gate_up, inner(rows, shape_.d_ff));
+  b.linear_add(step.path, inner(rows, shape_.d_ff), *down_, x);
+
+  b.rms_norm(x, gain_, kEps, hidden_.row_range(0, rows));
+  if (step.path == Path::decode) {
+    b.linear(Path::decode, hidden_.row_range(0, rows), *head_, logits_.row_range(0, rows));
+  }
+}
+
+Rows Stack::run(Path path, const std::vector<Part>& parts) {
+  Backend& b = *backend_;
+  Rows in;
+  for (const Part& part : parts) in.append(part.x);
+  const std::vector<SeqStep> seqs = seq_steps(parts);
+  const Step step{.path = path, .n_rows = in.rows, .seqs = seqs};
+  const MutView x = x_.row_range(0, in.rows), angles = angles_.row_range(0, in.rows);
+  b.copy_in(static_cast<std::byte*>(x_.data), std::as_bytes(std::span(in.v)));
+  b.rope_angles(step, frequencies_, 1.1f, angles);
+  if (composed_) {
+    run_primitives(step, x, angles);
+  } else {
+    run_blocks(step, x, angles);
+  }
+
+  Rows out(in.rows, 2 * shape_.hidden + (path == Path::decode ? shape_.vocab : 0));
   const auto read = [&](MutView v, int first) {
-    Rows host(v.rows, v.cols);
+    Rows host(in.rows, v.cols);
     b.copy_out(std::as_writable_bytes(std::span(host.v)), static_cast<const std::byte*>(v.data));
-    for (int r = 0; r < v.rows; ++r) std::copy_n(host.row(r), v.cols, out.row(r) + first);
+    for (int r = 0; r < in.rows; ++r) std::copy_n(host.row(r), v.cols, out.row(r) + first);
   };
-  read(x, 0);
-  read(hidden, shape_.hidden);
-  if (path == Path::decode) read(logits, 2 * shape_.hidden);
+  read(x_, 0);
+  read(hidden_, shape_.hidden);
+  if (path == Path::decode) read(logits_, 2 * shape_.hidden);
   EXPECT_TRUE(std::all_of(out.v.begin(), out.v.end(), [](float v) { return std::isfinite(v); }));
   return out;
 }

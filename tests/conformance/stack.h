@@ -51,6 +51,8 @@ class Stack {
   Stack(Backend& backend, const StackShape& shape, uint64_t seed);
 
   const StackShape& shape() const { return shape_; }
+  // From now on blocks are spelled out as the primitives that define them.
+  void compose_blocks() { composed_ = true; }
 
   // A sequence with room for max_positions, on a slot and on pages that hold garbage.
   Sequence new_sequence(int max_positions);
@@ -80,9 +82,18 @@ class Stack {
   std::vector<SeqStep> seq_steps(const std::vector<Part>& parts) const;
   Rows run(Path path, const std::vector<Part>& parts);
   DeltaState delta_state() const;
+  // The layers of a step on x and angles, by blocks or by primitives; the head leaves hidden and logits.
+  void run_blocks(const Step& step, MutView x, MutView angles);
+  void run_primitives(const Step& step, MutView x, MutView angles);
+  void run_attention(const Step& step, MutView x);
+  void run_delta_step(const Step& step);
+  MutView inner(int rows, int cols) const { return scratch_.inner.row_range(0, rows).col_range(0, cols); }
+  KvLayer cache() const { return {pages_.data(), backend_->kv_page_bytes(shape_.attention)}; }
+  int gate_cols() const { return shape_.gated ? shape_.attention.q_dim() : 0; }
 
   Backend* backend_;
   StackShape shape_;
+  bool composed_ = false;
   Rng rng_;
   std::vector<Matrix> matrices_;
   const Weight *delta_in_, *delta_out_, *attention_in_, *attention_out_, *gate_up_, *down_, *head_;
