@@ -7,9 +7,6 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int kWindow = kConvTaps - 1;
-constexpr int kConvChannels = 256;  // of a tile
-constexpr int kConvRows =
-    16;  // prefill: rows that a tile goes through before the next rows' cache lines are needed
 constexpr int kTileStateRows = 64;  // decode: state rows of a tile
 
 // Index of a row of one of a slot's two tapes.
@@ -61,11 +58,11 @@ int blocks_of(int n, int size) { return (n + size - 1) / size; }
 
 void CpuBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
   const DeltaShape& shape = a.shape;
-  const int n_blocks = blocks_of(shape.conv_dim(), kConvChannels);
+  const int n_blocks = blocks_of(shape.conv_dim(), kMaxConvChannels);
   const auto run = [&](const SeqStep& seq, int block) {
-    const int channel = block * kConvChannels;
+    const int channel = block * kMaxConvChannels;
     ConvTile t;
-    t.n_channels = std::min(kConvChannels, shape.conv_dim() - channel);
+    t.n_channels = std::min(kMaxConvChannels, shape.conv_dim() - channel);
     t.weight = row(a.conv_weight, channel);
     t.weight_stride = a.conv_weight.stride;
     if (seq.start > 0) {
@@ -76,24 +73,17 @@ void CpuBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
     }
     t.m_stride = a.projection.stride;
     t.out_stride = a.qkv.stride;
+    t.n_rows = seq.n_rows;
+    t.m = row(a.projection, seq.first_row) + channel;
+    t.out = row(a.qkv, seq.first_row) + channel;
     if (step.path == Path::decode) {
-      t.n_rows = seq.n_rows;
-      t.m = row(a.projection, seq.first_row) + channel;
-      t.out = row(a.qkv, seq.first_row) + channel;
       t.tape = a.state.tape_conv + tape_row(a.state, seq, 1 - seq.tape, 0) * shape.conv_dim() + channel;
       t.tape_stride = shape.conv_dim();
-      kernels_.conv(t);
-      return;
-    }
-    t.window_before = nullptr;
-    for (int r = 0; r < seq.n_rows; r += kConvRows) {
-      t.n_rows = std::min(kConvRows, seq.n_rows - r);
-      t.m = row(a.projection, seq.first_row + r) + channel;
-      t.out = row(a.qkv, seq.first_row + r) + channel;
+    } else {
+      t.window_before = nullptr;
       t.window_after = window_of(seq, shape, a.state) + channel;
-      kernels_.conv(t);
-      for (int i = 0; i < kWindow; ++i) t.window[i] = t.window_after + int64_t{i} * shape.conv_dim();
     }
+    kernels_.conv(t);
   };
   const auto gates = [&](int r) {
     const float* b = row(a.projection, r) + shape.conv_dim() + shape.value_dim();
@@ -200,10 +190,12 @@ void CpuBackend::do_fold_states(const Step& step, const DeltaShape& shape, const
           }
         });
   for (const SeqStep& seq : step.seqs) {
-    ConvTile t;
-    t.n_channels = shape.conv_dim();
-    set_window(seq, shape, state, 0, t);
-    if (t.window_before != nullptr) kernels_.conv(t);
+    for (int channel = 0; channel < shape.conv_dim(); channel += kMaxConvChannels) {
+      ConvTile t;
+      t.n_channels = std::min(kMaxConvChannels, shape.conv_dim() - channel);
+      set_window(seq, shape, state, channel, t);
+      kernels_.conv(t);
+    }
   }
 }
 

@@ -11,41 +11,57 @@
 
 namespace tandem::cpu::TD_ISA {
 
-// One block of up to 16 channels.
-inline void conv_channels(const ConvTile& t, int c, int n) {
-  Vec w[kConvTaps] = {};
-  if (t.n_rows > 0 && n >= kLanes && t.weight_stride == kConvTaps) {
-    load_groups_of_4(t.weight + c * kConvTaps, w);
-  } else if (t.n_rows > 0) {
-    float packed[kLanes * kConvTaps] = {};
-    for (int i = 0; i < n && i < kLanes; ++i) {
-      for (int tap = 0; tap < kConvTaps; ++tap)
-        packed[i * kConvTaps + tap] = t.weight[(c + i) * t.weight_stride + tap];
+// Rows outside, channels inside: rows may lie a multiple of 4096 bytes apart, where few lines of a column fit
+// in L1.
+inline void conv(const ConvTile& t) {
+  static_assert(kConvTaps == 4);
+  static constexpr float kZeros[kMaxConvChannels] = {};
+  alignas(64) float w[kConvTaps][kMaxConvChannels];
+  for (int c = 0; c < t.n_channels && t.n_rows > 0; c += kLanes) {
+    Vec taps[kConvTaps];
+    if (t.n_channels - c >= kLanes && t.weight_stride == kConvTaps) {
+      load_groups_of_4(t.weight + c * kConvTaps, taps);
+    } else {
+      float packed[kLanes * kConvTaps] = {};
+      for (int i = 0; i < kLanes && c + i < t.n_channels; ++i) {
+        for (int tap = 0; tap < kConvTaps; ++tap)
+          packed[i * kConvTaps + tap] = t.weight[(c + i) * t.weight_stride + tap];
+      }
+      load_groups_of_4(packed, taps);
     }
-    load_groups_of_4(packed, w);
+    for (int tap = 0; tap < kConvTaps; ++tap) store(w[tap] + c, taps[tap]);
   }
-  Vec x[kConvTaps - 1];
-  for (int i = 0; i < kConvTaps - 1; ++i)
-    x[i] = t.window[i] != nullptr ? load_up_to(t.window[i] + c, n) : zero();
+  const float* x[kConvTaps];  // the inputs under the taps; x[3] is the row's own
+  for (int i = 0; i < kConvTaps - 1; ++i) x[i] = t.window[i] != nullptr ? t.window[i] : kZeros;
+  // Rows move down or come from elsewhere, so that copying in ascending order never reads what it has
+  // written.
   const auto keep_window = [&](float* out) {
-    for (int i = 0; i < kConvTaps - 1; ++i) store_up_to(out + i * t.window_stride + c, x[i], n);
+    for (int i = 0; i < kConvTaps - 1; ++i) {
+      float* to = out + i * t.window_stride;
+      for (int c = 0; c < t.n_channels; c += kLanes) {
+        store_up_to(to + c, load_up_to(x[i] + c, t.n_channels - c), t.n_channels - c);
+      }
+      x[i] = to;
+    }
   };
   if (t.window_before != nullptr) keep_window(t.window_before);
   for (int r = 0; r < t.n_rows; ++r) {
-    const Vec m = load_up_to(t.m + r * t.m_stride + c, n);
-    if (t.tape != nullptr) store_up_to(t.tape + r * t.tape_stride + c, m, n);
-    const Vec u = fma(w[3], m, fma(w[2], x[2], fma(w[1], x[1], w[0] * x[0])));
-    store_up_to(t.out + r * t.out_stride + c, silu(u), n);
-    x[0] = x[1];
-    x[1] = x[2];
-    x[2] = m;
+    x[3] = t.m + r * t.m_stride;
+    float* out = t.out + r * t.out_stride;
+    float* tape = t.tape != nullptr ? t.tape + r * t.tape_stride : nullptr;
+    for (int c = 0; c < t.n_channels; c += kLanes) {
+      const int n = t.n_channels - c;
+      const Vec m = load_up_to(x[3] + c, n);
+      Vec u = load(w[0] + c) * load_up_to(x[0] + c, n);
+      u = fma(load(w[1] + c), load_up_to(x[1] + c, n), u);
+      u = fma(load(w[2] + c), load_up_to(x[2] + c, n), u);
+      u = fma(load(w[3] + c), m, u);
+      store_up_to(out + c, silu(u), n);
+      if (tape != nullptr) store_up_to(tape + c, m, n);
+    }
+    for (int i = 0; i < kConvTaps - 1; ++i) x[i] = x[i + 1];
   }
   if (t.window_after != nullptr) keep_window(t.window_after);
-}
-
-inline void conv(const ConvTile& t) {
-  static_assert(kConvTaps == 4);
-  for (int c = 0; c < t.n_channels; c += kLanes) conv_channels(t, c, t.n_channels - c);
 }
 
 // y = x * rsqrt(sum x^2 + 1e-6) * scale, then zeros up to `padded` (a multiple of 16).
@@ -67,14 +83,101 @@ struct DeltaRows {
   alignas(64) float state[kStateRows][kMaxKeyDim];  // already decayed for the coming token
 };
 
-// Folds the pending tokens into state row i of the tile (of which vector j is loaded here) and stores it.
-inline Vec fold_vector(const DeltaTile& t, const float* deltas, float* s, int j, int n) {
-  Vec a = t.fresh ? zero() : load_up_to(s + j, n);
-  for (int p = 0; p < t.n_pending; ++p) {
-    a = fma(set1(deltas[p * kStateRows]), load_up_to(t.fold_k[p] + j, n), set1(t.fold_g[p]) * a);
+// Vectors j, j + 16, .. (N of them; the last has n_last lanes) of R state rows: folds what is pending and
+// stores it.
+template <int R, int N>
+inline void fold_block(const DeltaTile& t, const float* deltas, float* s, int j, int n_last, Vec (&a)[R][N]) {
+  const auto lanes = [&](int n) { return n + 1 < N ? kLanes : n_last; };
+  for (int i = 0; i < R; ++i) {
+    for (int n = 0; n < N; ++n)
+      a[i][n] = t.fresh ? zero() : load_up_to(s + i * t.d_k + j + n * kLanes, lanes(n));
   }
-  if (t.fresh || t.n_pending > 0) store_up_to(s + j, a, n);
-  return a;
+  for (int p = 0; p < t.n_pending; ++p) {
+    const Vec g = set1(t.fold_g[p]);
+    Vec k[N];
+    for (int n = 0; n < N; ++n) k[n] = load_up_to(t.fold_k[p] + j + n * kLanes, lanes(n));
+    for (int i = 0; i < R; ++i) {
+      const Vec delta = set1(deltas[p * kStateRows + i]);
+      for (int n = 0; n < N; ++n) a[i][n] = fma(delta, k[n], g * a[i][n]);
+    }
+  }
+  if (!t.fresh && t.n_pending == 0) return;
+  for (int i = 0; i < R; ++i) {
+    for (int n = 0; n < N; ++n) store_up_to(s + i * t.d_k + j + n * kLanes, a[i][n], lanes(n));
+  }
+}
+
+// R state rows from row i of the tile on: fold, then the copy that the tokens run on, decayed for the first
+// token, and its products with the first key.
+template <int R>
+inline void load_rows(const DeltaTile& t, const float* deltas, float* s, int i, DeltaRows& rows, Vec* dots) {
+  const bool runs = t.n_rows > 0;
+  const Vec g = runs ? set1(rows.g[0]) : zero();
+  Vec dot[R];
+  for (int r = 0; r < R; ++r) dot[r] = zero();
+  const auto use = [&](const auto& a, int j) {
+    constexpr int n_vecs = sizeof(a[0]) / sizeof(Vec);
+    if (!runs) return;
+    for (int n = 0; n < n_vecs; ++n) {
+      const Vec k = load(rows.k[0] + j + n * kLanes);
+      for (int r = 0; r < R; ++r) {
+        const Vec decayed = g * a[r][n];
+        store(rows.state[i + r] + j + n * kLanes, decayed);
+        dot[r] = fma(decayed, k, dot[r]);
+      }
+    }
+  };
+  int j = 0;
+  for (; j + 2 * kLanes <= t.d_k; j += 2 * kLanes) {
+    Vec a[R][2];
+    fold_block<R, 2>(t, deltas + i, s, j, kLanes, a);
+    use(a, j);
+  }
+  for (; j < t.d_k; j += kLanes) {
+    Vec a[R][1];
+    fold_block<R, 1>(t, deltas + i, s, j, t.d_k - j, a);
+    use(a, j);
+  }
+  for (int r = 0; r < R; ++r) dots[i + r] = dot[r];
+}
+
+// R rows of the copy through token `token`: the update, y, and (unless it is the last) the decay for the next
+// token and the products with its key.
+template <int R, bool kLast>
+inline void run_rows(DeltaRows& rows, int token, int padded, const float* delta, int i, Vec* dots,
+                     Vec* sums) {
+  const float *k = rows.k[token], *q = rows.q[token], *next_k = kLast ? nullptr : rows.k[token + 1];
+  const Vec next_g = kLast ? zero() : set1(rows.g[token + 1]);
+  Vec d[R], y[R], dot[R];
+  for (int r = 0; r < R; ++r) {
+    d[r] = set1(delta[i + r]);
+    y[r] = dot[r] = zero();
+  }
+  for (int j = 0; j < padded; j += kLanes) {
+    const Vec kj = load(k + j), qj = load(q + j), next = kLast ? zero() : load(next_k + j);
+    for (int r = 0; r < R; ++r) {
+      float* at = rows.state[i + r] + j;
+      const Vec s = fma(d[r], kj, load(at));
+      y[r] = fma(s, qj, y[r]);
+      if constexpr (!kLast) {
+        const Vec decayed = next_g * s;
+        store(at, decayed);
+        dot[r] = fma(decayed, next, dot[r]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    sums[i + r] = y[r];
+    dots[i + r] = dot[r];
+  }
+}
+
+// Calls f.operator()<R>(i) for rows [0, n) in blocks of kStateBlock, then one by one.
+template <class F>
+inline void for_state_rows(int n, F f) {
+  int i = 0;
+  for (; i + kStateBlock <= n; i += kStateBlock) f.template operator()<kStateBlock>(i);
+  for (; i < n; ++i) f.template operator()<1>(i);
 }
 
 // Rows [first, first + n) of the state, n <= kStateRows: fold, store, then the tokens on the copy in `rows`.
@@ -85,54 +188,20 @@ inline void delta_tile(const DeltaTile& t, int first, int n, DeltaRows& rows) {
   for (int p = 0; p < t.n_pending; ++p) {
     for (int i = 0; i < n; ++i) deltas[p * kStateRows + i] = t.fold_delta[p][first + i];
   }
-  const bool runs = t.n_rows > 0;
-  const Vec g0 = runs ? set1(rows.g[0]) : zero();
-  for (int i = 0; i < kStateRows; ++i) {
-    dots[i] = zero();
-    if (i >= n) continue;
-    float* s = t.s + int64_t{first + i} * t.d_k;
-    for (int j = 0; j < t.d_k; j += kLanes) {
-      const Vec a = fold_vector(t, deltas + i, s, j, t.d_k - j);
-      if (!runs) continue;
-      const Vec decayed = g0 * a;
-      store(rows.state[i] + j, decayed);
-      dots[i] = fma(decayed, load(rows.k[0] + j), dots[i]);
-    }
-  }
+  for (int i = n; i < kStateRows; ++i) dots[i] = sums[i] = zero();
+  float* s = t.s + int64_t{first} * t.d_k;
+  for_state_rows(n, [&]<int R>(int i) { load_rows<R>(t, deltas, s + int64_t{i} * t.d_k, i, rows, dots); });
   alignas(64) float delta[kStateRows];
   for (int r = 0; r < t.n_rows; ++r) {
     const Vec prediction = sum_each(dots);
     const Vec d = set1(t.beta[r]) * (load_up_to(t.v[r] + first, n) - prediction);
     store(delta, d);
     store_up_to(t.delta[r] + first, d, n);
-    const float *k = rows.k[r], *q = rows.q[r];
     if (r + 1 < t.n_rows) {
-      const float* next_k = rows.k[r + 1];
-      const Vec next_g = set1(rows.g[r + 1]);
-      for (int i = 0; i < n; ++i) {
-        const Vec di = set1(delta[i]);
-        Vec dot = zero(), y = zero();
-        for (int j = 0; j < padded; j += kLanes) {
-          const Vec s = fma(di, load(k + j), load(rows.state[i] + j));
-          y = fma(s, load(q + j), y);
-          const Vec decayed = next_g * s;
-          store(rows.state[i] + j, decayed);
-          dot = fma(decayed, load(next_k + j), dot);
-        }
-        dots[i] = dot;
-        sums[i] = y;
-      }
+      for_state_rows(n, [&]<int R>(int i) { run_rows<R, false>(rows, r, padded, delta, i, dots, sums); });
     } else {
-      for (int i = 0; i < n; ++i) {
-        const Vec di = set1(delta[i]);
-        Vec y = zero();
-        for (int j = 0; j < padded; j += kLanes) {
-          y = fma(fma(di, load(k + j), load(rows.state[i] + j)), load(q + j), y);
-        }
-        sums[i] = y;
-      }
+      for_state_rows(n, [&]<int R>(int i) { run_rows<R, true>(rows, r, padded, delta, i, dots, sums); });
     }
-    for (int i = n; i < kStateRows; ++i) sums[i] = zero();
     store_up_to(t.y[r] + first, sum_each(sums), n);
   }
 }

@@ -10,6 +10,7 @@ namespace tandem::cpu::avx2 {
 inline constexpr int kLanes = 16;
 inline constexpr int kGemmRows = 4, kGemmVecs = 1;
 inline constexpr int kQueryBlock = 4;
+inline constexpr int kStateBlock = 2;
 
 struct Vec {
   __m256 lo, hi;

@@ -10,6 +10,7 @@ namespace tandem::cpu::avx512 {
 inline constexpr int kLanes = 16;
 inline constexpr int kGemmRows = 8, kGemmVecs = 2;
 inline constexpr int kQueryBlock = 8;
+inline constexpr int kStateBlock = 4;
 
 struct Vec {
   __m512 v;

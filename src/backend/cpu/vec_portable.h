@@ -13,6 +13,7 @@ namespace tandem::cpu::portable {
 inline constexpr int kLanes = 16;
 inline constexpr int kGemmRows = 4, kGemmVecs = 1;  // accumulators of a register tile
 inline constexpr int kQueryBlock = 4;               // queries of attention that share a pass over a page
+inline constexpr int kStateBlock = 1;  // state rows of the delta rule that share a pass over a key
 
 struct Vec {
   float v[kLanes];
