@@ -47,14 +47,16 @@ inline void scale_rows(Tile& acc, const float* factors) {
 
 // Buffers of a chunk, in the order of DeltaChunks::work. Row counts are padded to kChunkTokens with zeros.
 struct ChunkWork {
-  int k_stride;                            // d_k padded to 32
-  float *k, *q;                            // [64, k_stride], normalised
-  float* k_columns;                        // [64 / kPanel] panels [d_k, kPanel]: keys across
-  float* k_scaled;                         // [k_stride, 64]: k_i exp(G_C - G_i), keys across
-  float *a, *p;                            // [64, 64]
-  float* state;                            // panels [k_stride, kPanel]: rows of S across
-  float* delta;                            // panels [64, kPanel]
-  float *beta, *log_sum, *decay, *to_end;  // [64]: beta, G, exp(G), exp(G_C - G)
+  int k_stride;                  // d_k padded to 32
+  float *k, *q;                  // [64, k_stride], normalised
+  float* k_columns;              // [64 / kPanel] panels [d_k, kPanel]: keys across
+  float* k_scaled;               // [k_stride, 64]: k_i exp(G_C - G_i), keys across
+  float *a, *p;                  // [64, 64]
+  float* state;                  // panels [k_stride, kPanel]: rows of S across
+  float* delta;                  // panels [64, kPanel]
+  float *beta, *decay, *to_end;  // [64]: beta, exp(G), exp(G_C - G)
+  float *log_sum, *log_error;  // [64]: G and what rounding took from it, so that G_i - G_j is exact to an ulp
+                               // after strong decays, too
 };
 inline ChunkWork chunk_work(const DeltaChunks& t) {
   constexpr int c = kChunkTokens;
@@ -76,9 +78,10 @@ inline ChunkWork chunk_work(const DeltaChunks& t) {
   w.state = take(int64_t{w.k_stride} * v);
   w.delta = take(int64_t{c} * v);
   w.beta = take(c);
-  w.log_sum = take(c);
   w.decay = take(c);
   w.to_end = take(c);
+  w.log_sum = take(c);
+  w.log_error = take(c);
   return w;
 }
 
@@ -114,7 +117,7 @@ inline void store_state(const DeltaChunks& t, const ChunkWork& w) {
 // Normalised keys and queries, gates and their sums for tokens [first, first + n) of the step.
 inline void load_chunk(const DeltaChunks& t, const ChunkWork& w, int first, int n) {
   const float q_scale = rsqrt(float(t.d_k));
-  float sum = 0;
+  float sum = 0, error = 0;
   for (int i = 0; i < kChunkTokens; ++i) {
     float *k = w.k + i * w.k_stride, *q = w.q + i * w.k_stride;
     if (i < n) {
@@ -122,7 +125,9 @@ inline void load_chunk(const DeltaChunks& t, const ChunkWork& w, int first, int 
       unit_vector(t.k + row * t.row_stride, t.d_k, w.k_stride, 1.0f, k);
       unit_vector(t.q + row * t.row_stride, t.d_k, w.k_stride, q_scale, q);
       w.beta[i] = t.beta[row * t.beta_stride];
-      sum += t.log_decay[row * t.log_decay_stride];
+      const float l = t.log_decay[row * t.log_decay_stride], next = sum + l, part = next - sum;
+      error += (sum - (next - part)) + (l - part);
+      sum = next;
     } else {
       for (int d = 0; d < w.k_stride; d += kLanes) {
         store(k + d, zero());
@@ -131,10 +136,11 @@ inline void load_chunk(const DeltaChunks& t, const ChunkWork& w, int first, int 
       w.beta[i] = 0;
     }
     w.log_sum[i] = sum;
+    w.log_error[i] = error;
   }
   for (int i = 0; i < kChunkTokens; i += kLanes) {
     store(w.decay + i, exp(load(w.log_sum + i)));
-    store(w.to_end + i, exp(set1(sum) - load(w.log_sum + i)));
+    store(w.to_end + i, exp((set1(sum) - load(w.log_sum + i)) + (set1(error) - load(w.log_error + i))));
   }
   for (int i = 0; i < kChunkTokens; i += kLanes) {
     float* columns = w.k_columns + (i / kPanel) * w.k_stride * kPanel + i % kPanel;
@@ -163,10 +169,11 @@ inline void decayed_products(const ChunkWork& w, int d_k, int first, const float
                         w.k_columns + (j / kPanel) * w.k_stride * kPanel, d_k);
     for (int r = 0; r < kGemmRows; ++r) {
       const int i = first + r, visible = i + (kDiagonal ? 1 : 0);
-      const Vec sum = set1(w.log_sum[i]);
+      const Vec sum = set1(w.log_sum[i]), error = set1(w.log_error[i]);
       for (int n = 0; n < kGemmVecs; ++n) {
         const int column = j + n * kLanes;
-        const Vec exponent = keep_first(sum - load(w.log_sum + column), visible - column, 0.0f);
+        const Vec between = (sum - load(w.log_sum + column)) + (error - load(w.log_error + column));
+        const Vec exponent = keep_first(between, visible - column, 0.0f);
         Vec x = acc[r][n] * exp(exponent);
         if (factor != nullptr) x = set1(factor[i]) * x;
         store(out + i * kChunkTokens + column, keep_first(x, visible - column, 0.0f));
