@@ -41,7 +41,7 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.add("-f,--prompt-file", &flags.prompt_file, "FILE", "The text of a file; - is standard input");
   options.add("--prompt-tokens", &flags.prompt_tokens, "1,2,3", "Token ids; no tokenizer is needed",
               {.min = 0});
-  options.add("dash", &flags.dash, "-", "Standard input", {.choices = {"-"}});
+  options.add("stdin", &flags.dash, "-", "Standard input", {.choices = {"-"}});
   options.section("Chat");
   options.flag("--chat", flags.chat,
                "Put the prompt into the checkpoint's chat template as a user's message");

@@ -100,6 +100,13 @@ std::string indented(const std::string& lines) {
   return out;
 }
 
+// The library leaves two empty lines between headings.
+std::string without_gaps(std::string text) {
+  size_t at = 0;
+  while ((at = text.find("\n\n\n", at)) != std::string::npos) text.erase(at, 1);
+  return text;
+}
+
 }  // namespace
 
 struct Options::Parser {
@@ -143,11 +150,13 @@ void Options::flag(const std::string& name, bool& on, const std::string& help) {
 }
 
 void Options::toggle(const std::string& name, std::optional<bool>& value, const std::string& help) {
-  const std::string off = "--no-" + name.substr(2);
-  parser_->app
-      .add_flag_function(
-          name + ",!" + off, [&value](int64_t n) { value = n > 0; }, help)
-      ->group(section_);
+  CLI::App& app = parser_->app;
+  CLI::Option* on = app.add_flag_function(
+      name, [&value](int64_t) { value = true; }, help);
+  CLI::Option* off = app.add_flag_function(
+      "--no-" + name.substr(2), [&value](int64_t) { value = false; }, "The opposite");
+  on->group(section_)->excludes(off);
+  off->group(section_);
 }
 
 std::optional<int> Options::parse(Arguments args) {
@@ -159,7 +168,7 @@ std::optional<int> Options::parse(Arguments args) {
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
     Output out;
-    out.write(app.help());
+    out.write(without_gaps(app.help()));
     return out.finish(command_, kDone);
   } catch (const CLI::ExtrasError&) {
     const std::vector<std::string> extras = app.remaining();
