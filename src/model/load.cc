@@ -130,7 +130,7 @@ class Loader {
 
   // k-slices may not cut a quantisation group, nor a head where k runs over heads.
   static int slices(const HostMatrix& m, int unit) {
-    return k_slices(m.k, m.affine() ? std::lcm(unit, m.group) : unit);
+    return k_slices(m.k, m.affine() ? std::lcm(std::lcm(unit, m.group), kSliceColumns) : unit);
   }
 
   // Dense rows have no groups; slices of whole vector registers keep the kernels simple.
