@@ -47,7 +47,7 @@ check:
 	tools/fuzz $(FUZZ_SECONDS)
 
 bench: build
-	build/release/tandem bench $(or $(OP),--help) $(if $(OP),--model '$(MODEL)' $(ARGS))
+	build/release/tandem bench $(or $(OP),--help) $(if $(filter-out bandwidth,$(OP)),--model '$(MODEL)') $(ARGS)
 
 format:
 	@scripts/setup --check
