@@ -7,8 +7,22 @@
 namespace tandem {
 namespace {
 
+RopeConfig plain_config(double theta, int rotary_dims) {
+  RopeConfig c;
+  c.theta = theta;
+  c.rotary_dims = rotary_dims;
+  return c;
+}
+
+RopeConfig stretched(RopeConfig c, RopeConfig::Type type, double factor, int original = 0) {
+  c.type = type;
+  c.factor = factor;
+  c.original_max_position = original;
+  return c;
+}
+
 TEST(Rope, PlainFrequenciesAreAGeometricSeries) {
-  const RopeTable t = rope_table({.theta = 1e7, .rotary_dims = 64});
+  const RopeTable t = rope_table(plain_config(1e7, 64));
   ASSERT_EQ(t.frequencies.size(), 32u);
   EXPECT_EQ(t.frequencies[0], 1.0f);
   EXPECT_EQ(t.factor, 1.0f);
@@ -16,19 +30,15 @@ TEST(Rope, PlainFrequenciesAreAGeometricSeries) {
 }
 
 TEST(Rope, LinearDividesEveryFrequency) {
-  const RopeTable plain = rope_table({.theta = 1e4, .rotary_dims = 32});
-  const RopeTable t = rope_table({.type = RopeConfig::Type::linear, .theta = 1e4, .rotary_dims = 32, .factor = 4});
+  const RopeTable plain = rope_table(plain_config(1e4, 32));
+  const RopeTable t = rope_table(stretched(plain_config(1e4, 32), RopeConfig::Type::linear, 4));
   for (size_t i = 0; i < 16; ++i) EXPECT_FLOAT_EQ(t.frequencies[i], plain.frequencies[i] / 4);
 }
 
 TEST(Rope, YarnKeepsShortWavelengthsAndStretchesLongOnes) {
   // Published shape: 64 dimensions, base 1e7, 262144 positions stretched by 4: dimensions 0..14 kept, 22..31 divided.
-  const RopeTable plain = rope_table({.theta = 1e7, .rotary_dims = 64});
-  const RopeTable t = rope_table({.type = RopeConfig::Type::yarn,
-                                  .theta = 1e7,
-                                  .rotary_dims = 64,
-                                  .factor = 4,
-                                  .original_max_position = 262144});
+  const RopeTable plain = rope_table(plain_config(1e7, 64));
+  const RopeTable t = rope_table(stretched(plain_config(1e7, 64), RopeConfig::Type::yarn, 4, 262144));
   for (size_t i = 0; i <= 14; ++i) EXPECT_FLOAT_EQ(t.frequencies[i], plain.frequencies[i]) << i;
   for (size_t i = 22; i < 32; ++i) EXPECT_FLOAT_EQ(t.frequencies[i], plain.frequencies[i] / 4) << i;
   EXPECT_LT(t.frequencies[18], plain.frequencies[18]);
@@ -37,10 +47,8 @@ TEST(Rope, YarnKeepsShortWavelengthsAndStretchesLongOnes) {
 }
 
 TEST(Rope, Llama3BlendsBetweenItsTwoWavelengths) {
-  RopeConfig c{.type = RopeConfig::Type::llama3, .theta = 5e5, .rotary_dims = 128, .factor = 8};
-  c.original_max_position = 8192;
-  const RopeTable plain = rope_table({.theta = 5e5, .rotary_dims = 128});
-  const RopeTable t = rope_table(c);
+  const RopeTable plain = rope_table(plain_config(5e5, 128));
+  const RopeTable t = rope_table(stretched(plain_config(5e5, 128), RopeConfig::Type::llama3, 8, 8192));
   EXPECT_EQ(t.frequencies[0], plain.frequencies[0]);
   EXPECT_FLOAT_EQ(t.frequencies[63], plain.frequencies[63] / 8);
   int n_between = 0;
