@@ -10,7 +10,8 @@
 // of the row, or on the number of threads. The prefill path may use other orders of summation, but fixed ones: chunk
 // boundaries lie at absolute multiples of kChunkTokens, and a row's bits do not depend on where a prompt was cut.
 //
-// Operations enqueue and return nothing; nothing allocates, waits or branches on device data inside a step. The views of
+// Operations enqueue and return nothing; nothing allocates, waits or branches on device data inside a step (but in
+// reference/, which is the readable definition and not for serving). The views of
 // one call must not overlap unless a comment allows it. All activations are fp32 here.
 #pragma once
 
