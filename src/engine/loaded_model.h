@@ -22,9 +22,9 @@ namespace tandem {
 struct ModelOptions {
   std::string model;  // a checkpoint folder, or synth:NAME[@bits][,layers=N]
   BackendOptions backend;
-  DecoderLimits limits;
-  LoadProgress progress;                         // may be empty
-  std::function<void(const std::string&)> warn;  // may be empty
+  DecoderLimits limits = {};
+  LoadProgress progress = {};                         // may be empty
+  std::function<void(const std::string&)> warn = {};  // may be empty
 };
 
 struct LoadedModel {

@@ -55,8 +55,8 @@ class ModelUnderTest {
       const int n = end - start;
       ok_or_throw(state.begin_prefill(n));
       const SeqStep seq = state.rows(0);
-      decoder_->forward({.path = Path::prefill, .n_rows = n, .seqs = std::span(&seq, 1)}, ids.subspan(done, size_t(n)),
-                        pool);
+      decoder_->forward({.path = Path::prefill, .n_rows = n, .seqs = std::span(&seq, 1)},
+                        ids.subspan(done, size_t(n)), pool);
       state.end_prefill();
       if (logits != nullptr) append_logits(n, *logits);
       done += size_t(n);
@@ -67,7 +67,8 @@ class ModelUnderTest {
   std::vector<float> verify(StatePool& pool, SequenceState& state, std::span<const TokenId> ids, int keep) {
     ok_or_throw(state.begin_verify(int(ids.size())));
     const SeqStep seq = state.rows(0);
-    decoder_->forward({.path = Path::decode, .n_rows = int(ids.size()), .seqs = std::span(&seq, 1)}, ids, pool);
+    decoder_->forward({.path = Path::decode, .n_rows = int(ids.size()), .seqs = std::span(&seq, 1)}, ids,
+                      pool);
     state.commit(keep);
     std::vector<float> logits;
     append_logits(int(ids.size()), logits);
@@ -78,9 +79,8 @@ class ModelUnderTest {
     const int most = decoder_->limits().max_logit_rows;
     for (int first = 0; first < n; first += most) {
       const int rows = std::min(most, n - first);
-      const size_t old = out.size();
-      out.resize(old + size_t(rows) * size_t(n_vocab()));
-      decoder_->logits(first, rows, std::span(out).subspan(old));
+      const std::span<const float> logits = decoder_->logits(first, rows);
+      out.insert(out.end(), logits.begin(), logits.end());
     }
   }
 
