@@ -20,3 +20,13 @@ void* operator new(std::size_t bytes) {
 }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+void* operator new(std::size_t bytes, std::align_val_t align) {
+  n_allocations.fetch_add(1, std::memory_order_relaxed);
+  const auto unit = std::size_t(align);
+  void* p = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
+  if (p == nullptr) std::abort();
+  return p;
+}
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
