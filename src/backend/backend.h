@@ -201,6 +201,8 @@ class Backend {
   virtual void copy_in(std::byte* device, std::span<const std::byte> host) = 0;
   virtual void copy_out(std::span<std::byte> host, const std::byte* device) = 0;
   virtual void zero(std::byte* device, size_t bytes) = 0;
+  // Whether the host may read and write device memory in place between steps, so that nothing need be copied out.
+  virtual bool memory_is_host() const { return true; }
 
   // Runs a whole step. A backend may record `body` once per key (same shapes, same buffers) and replay it.
   virtual void run(uint64_t key, void (*body)(void*), void* context) {

@@ -19,14 +19,18 @@ void ModelFlags::add_model(Options& options) {
               {.required = true});
 }
 
-void ModelFlags::add_backend(Options& options) {
-  options.section("Device");
+void add_backend_choice(Options& options, BackendOptions& backend) {
   std::vector<std::string> names = backend_names();
   names.insert(names.begin(), "auto");
   options.add("--backend", &backend.name, "NAME", "auto, reference or cpu [auto]", {.choices = names});
-  options.add("--threads", &backend.threads, "N", "Threads [one per core]", {.min = 1, .max = 1024});
   options.add("--isa", &backend.isa, "NAME", "auto, portable, avx2 or avx512 [auto]",
               {.choices = {"auto", "portable", "avx2", "avx512"}});
+}
+
+void ModelFlags::add_backend(Options& options) {
+  options.section("Device");
+  options.add("--threads", &backend.threads, "N", "Threads [one per core]", {.min = 1, .max = 1024});
+  add_backend_choice(options, backend);
 }
 
 void ModelFlags::add_limits(Options& options) {

@@ -13,6 +13,9 @@
 
 namespace tandem {
 
+// --backend and --isa.
+void add_backend_choice(Options& options, BackendOptions& backend);
+
 struct ModelFlags {
   std::string model;
   BackendOptions backend;

@@ -111,6 +111,7 @@ std::string without_gaps(std::string text) {
 
 struct Options::Parser {
   CLI::App app;
+  std::vector<std::pair<CLI::Option*, CLI::Option*>> opposites = {};
 };
 
 Options::Options(std::string command, const std::string& about, const std::string& examples)
@@ -155,8 +156,9 @@ void Options::toggle(const std::string& name, std::optional<bool>& value, const 
       name, [&value](int64_t) { value = true; }, help);
   CLI::Option* off = app.add_flag_function(
       "--no-" + name.substr(2), [&value](int64_t) { value = false; }, "The opposite");
-  on->group(section_)->excludes(off);
+  on->group(section_);
   off->group(section_);
+  parser_->opposites.emplace_back(on, off);
 }
 
 std::optional<int> Options::parse(Arguments args) {
@@ -176,6 +178,12 @@ std::optional<int> Options::parse(Arguments args) {
                   fmt::format("unknown argument '{}'{}", extras.empty() ? "" : extras.front(), see));
   } catch (const CLI::ParseError& error) {
     return misuse(command_, error.what() + see);
+  }
+  for (const auto& [on, off] : parser_->opposites) {
+    if (on->count() > 0 && off->count() > 0) {
+      return misuse(command_,
+                    fmt::format("{} and {} exclude each other{}", on->get_name(), off->get_name(), see));
+    }
   }
   return std::nullopt;
 }

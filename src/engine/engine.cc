@@ -47,8 +47,6 @@ Engine::Engine(Decoder& decoder, const EngineOptions& options, StatePool pool)
   stepping_.reserve(n);
   ids_.reserve(std::max(n, size_t(options.prefill_chunk)));
   finished_.reserve(kFinishedKept + 1);
-  const int rows = std::min(options.max_sequences, decoder.limits().max_logit_rows);
-  logits_.resize(size_t(rows) * size_t(decoder.shape().n_vocab));
 }
 
 Result<int> Engine::submit(Request request) {
@@ -130,8 +128,7 @@ void Engine::prefill_one(const Sink& sink) {
   a.state.end_prefill();
   a.n_prefilled = end;
   if (end == total) {
-    const std::span<float> row(logits_.data(), size_t(decoder_->shape().n_vocab));
-    decoder_->logits(n - 1, 1, row);
+    const std::span<float> row = decoder_->logits(n - 1, 1);
     a.answering = true;
     a.stats.prefill_s += seconds_since(start);
     choose(a, row, sink);
@@ -159,14 +156,14 @@ void Engine::decode_all(const Sink& sink) {
   const Step step{.path = Path::decode, .n_rows = int(stepping_.size()), .seqs = seqs_};
   decoder_->forward(step, ids_, pool_);
   const auto n_vocab = size_t(decoder_->shape().n_vocab);
-  const int most = int(logits_.size() / n_vocab);
+  const int most = decoder_->limits().max_logit_rows;
   for (int first = 0; first < step.n_rows; first += most) {
     const int n = std::min(most, step.n_rows - first);
-    decoder_->logits(first, n, std::span(logits_.data(), size_t(n) * n_vocab));
+    const std::span<float> logits = decoder_->logits(first, n);
     for (int i = 0; i < n; ++i) {
       Active& a = *stepping_[size_t(first + i)];
       a.state.commit(1);
-      choose(a, std::span(logits_.data() + size_t(i) * n_vocab, n_vocab), sink);
+      choose(a, logits.subspan(size_t(i) * n_vocab, n_vocab), sink);
     }
   }
   const double elapsed = seconds_since(start);

@@ -120,7 +120,6 @@ class Engine {
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
   std::vector<Active*> stepping_;
-  std::vector<float> logits_;
 };
 
 }  // namespace tandem

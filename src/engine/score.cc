@@ -30,7 +30,6 @@ Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
   TD_ASSIGN_OR_RETURN(SequenceState state, SequenceState::create(pool));
   const int chunk = decoder.limits().max_rows / kChunkTokens * kChunkTokens;
   const auto n_vocab = size_t(shape.n_vocab);
-  std::vector<float> logits(size_t(decoder.limits().max_logit_rows) * n_vocab);
   for (int start = 0; start < n; start += chunk) {
     const int rows = std::min(chunk, n - start);
     TD_RETURN_IF_ERROR(state.begin_prefill(rows));
@@ -40,12 +39,11 @@ Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
     state.end_prefill();
     for (int first = 0; first < rows; first += decoder.limits().max_logit_rows) {
       const int block = std::min(decoder.limits().max_logit_rows, rows - first);
-      decoder.logits(first, block, std::span(logits).first(size_t(block) * n_vocab));
+      const std::span<const float> logits = decoder.logits(first, block);
       for (int i = 0; i < block; ++i) {
         const int next = start + first + i + 1;
         if (next >= n) break;
-        sink(next,
-             logprobs(std::span(logits).subspan(size_t(i) * n_vocab, n_vocab), tokens[size_t(next)], top));
+        sink(next, logprobs(logits.subspan(size_t(i) * n_vocab, n_vocab), tokens[size_t(next)], top));
       }
     }
   }

@@ -113,6 +113,9 @@ Status Decoder::allocate() {
   TD_ASSIGN_OR_RETURN(activations_,
                       backend_->allocate(bytes, fmt::format("activations of {} rows", limits_.max_rows)));
   size_t offset = 0;
+  if (!backend_->memory_is_host()) {
+    logits_copy_.resize(size_t(limits_.max_logit_rows) * size_t(shape_.n_vocab));
+  }
   for (const Part& p : parts) {
     *p.view = activations_.view(p.dtype, p.rows, p.cols, offset);
     offset += size_of(p);
@@ -243,10 +246,9 @@ void Decoder::feed_forward(const Step& step, const DecoderLayer& layer, const Mo
                 scratch_);
 }
 
-void Decoder::logits(int first, int n, std::span<float> logits) {
+std::span<float> Decoder::logits(int first, int n) {
   TD_CHECK(first >= 0 && n > 0 && first + n <= residual_.rows && n <= limits_.max_logit_rows,
            "logits of rows %d + %d of %d, at most %d", first, n, residual_.rows, limits_.max_logit_rows);
-  TD_CHECK(logits.size() == size_t(n) * size_t(shape_.n_vocab), "room for %zu logits", logits.size());
   hidden_ = hidden_all_.row_range(0, n);
   const MutView out = logits_all_.row_range(0, n);
   backend_->head({.x = residual_.row_range(first, n),
@@ -255,7 +257,11 @@ void Decoder::logits(int first, int n, std::span<float> logits) {
                   .weight = &head_weight(),
                   .hidden = hidden_,
                   .logits = out});
-  backend_->copy_out(std::as_writable_bytes(logits), static_cast<const std::byte*>(out.data));
+  const size_t count = size_t(n) * size_t(shape_.n_vocab);
+  if (backend_->memory_is_host()) return {static_cast<float*>(out.data), count};
+  const auto copy = std::span(logits_copy_).first(count);
+  backend_->copy_out(std::as_writable_bytes(copy), static_cast<const std::byte*>(out.data));
+  return copy;
 }
 
 size_t Decoder::weight_bytes(int n_rows) const {

@@ -88,9 +88,9 @@ class Decoder {
   // vocabulary.
   void forward(const Step& step, std::span<const TokenId> ids, const StatePool& pool);
 
-  // Logits of rows [first, first + n) of the last forward, copied out: logits [n, n_vocab]. n <=
-  // max_logit_rows.
-  void logits(int first, int n, std::span<float> logits);
+  // Logits of rows [first, first + n) of the last forward, [n, n_vocab], n <= max_logit_rows. The caller may
+  // edit them; they last until the next forward() or logits().
+  std::span<float> logits(int first, int n);
 
   // The residual stream after the last layer, [rows of the last forward, d_model]; layer outputs and normed
   // hidden rows as well, for tests and tools: forward() calls `observer` (if set) after the embedding (0) and
@@ -132,6 +132,8 @@ class Decoder {
   DecoderLimits limits_;
   DeviceBuffer activations_;
   Scratch scratch_;
+  std::vector<float>
+      logits_copy_;  // [max_logit_rows, n_vocab] where the host cannot read the backend's memory
   MutView x_all_, hidden_all_, logits_all_, angles_all_;  // at their largest
   MutView residual_, hidden_, angles_;                    // of the last step
   Observer observer_ = nullptr;

@@ -22,13 +22,13 @@ int run_bandwidth(Arguments args);
 // Options that all of them share, and the rows they make.
 struct BenchFlags {
   std::vector<std::string> models{"synth:qwen3.5-0.8b@8"};
-  std::string backend = "auto", isa = "auto";
+  BackendOptions backend;    // but its threads
   std::vector<int> threads;  // empty: one per core
   int rounds = 0;
   bool json = false;
   std::optional<std::string> ledger;
 
-  void add_model(Options& options);
+  void add_model(Options& options);  // --model, --backend, --isa
   void add_to(Options& options, int default_rounds);
   // {0} when none were given: the backend's own choice.
   std::vector<int> thread_counts() const { return threads.empty() ? std::vector<int>{0} : threads; }

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "cli/bench/bench.h"
 #include "cli/machine.h"
+#include "cli/model_flags.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -20,6 +21,7 @@ namespace tandem::bench {
 void BenchFlags::add_model(Options& options) {
   options.add("-m,--model", &models, "DIR",
               "Checkpoint folder or synth:NAME; may be repeated [synth:qwen3.5-0.8b@8]");
+  add_backend_choice(options, backend);
 }
 
 void BenchFlags::add_to(Options& options, int default_rounds) {
@@ -34,9 +36,11 @@ void BenchFlags::add_to(Options& options, int default_rounds) {
 
 Result<LoadedModel> load(const BenchFlags& flags, const std::string& command, const std::string& model,
                          int threads, const DecoderLimits& limits) {
+  BackendOptions backend = flags.backend;
+  backend.threads = threads;
   Progress progress("loading");
   return load_model({.model = model,
-                     .backend = {.name = flags.backend, .threads = threads, .isa = flags.isa},
+                     .backend = backend,
                      .limits = limits,
                      .progress = [&](uint64_t done, uint64_t total,
                                      const std::string& what) { progress.update(done, total, what); },
@@ -51,11 +55,12 @@ Json row_of(const std::string& bench, const std::string& model, const std::strin
 namespace {
 
 // Columns that are the same for a whole table stand above it.
-constexpr const char* kHeadings[] = {"bench", "model", "backend", "threads"};
+constexpr const char* kHeadings[] = {"bench", "model", "backend"};
 
 std::string heading_of(const Json& row) {
-  return fmt::format("{} of {} on {}", row["bench"].get<std::string>(), row["model"].get<std::string>(),
-                     row["backend"].get<std::string>());
+  const auto text = [&](const char* key) { return row[key].get<std::string>(); };
+  const std::string model = text("model") == "none" ? "" : " of " + text("model");
+  return fmt::format("{}{} on {}", text("bench"), model, text("backend"));
 }
 
 std::string cell_text(const Json& value) {

@@ -40,8 +40,6 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.add("--context", &flags.context, "N,M", "Positions behind each sequence [128]", {.min = 0});
   options.add("--busy", &flags.busy, "N", "Time a second time beside N foreign spinning processes [0]",
               {.min = 0, .max = 1024});
-  options.add("--backend", &flags.common.backend, "NAME", "auto, reference or cpu [auto]");
-  options.add("--isa", &flags.common.isa, "NAME", "auto, portable, avx2 or avx512 [auto]");
   flags.common.add_to(options, 12);
   return options.parse(args);
 }
@@ -82,7 +80,6 @@ class DecodeTest {
  private:
   DecodeTest(LoadedModel& model, int batch, int context, StatePool pool)
       : model_(model), batch_(batch), context_(context), pool_(std::move(pool)) {
-    logits_.resize(size_t(batch) * size_t(model.config.vocab_size));
     ids_.resize(size_t(batch));
   }
 
@@ -107,10 +104,8 @@ class DecodeTest {
       }
       decoder.forward({.path = Path::decode, .n_rows = batch_, .seqs = steps_}, ids_, pool_);
       const int most = decoder.limits().max_logit_rows;
-      const auto n_vocab = size_t(model_.config.vocab_size);
       for (int first = 0; first < batch_; first += most) {
-        const int n = std::min(most, batch_ - first);
-        decoder.logits(first, n, std::span(logits_).subspan(size_t(first) * n_vocab, size_t(n) * n_vocab));
+        decoder.logits(first, std::min(most, batch_ - first));
       }
       for (SequenceState& sequence : sequences_) sequence.commit(1);
     });
@@ -122,7 +117,6 @@ class DecodeTest {
   std::vector<SequenceState> sequences_;
   std::vector<SeqStep> steps_;
   std::vector<TokenId> ids_;
-  std::vector<float> logits_;
   unsigned token_ = 0;
   int steps_per_round_ = 2;
 };

@@ -42,8 +42,6 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.add("--tokens", &flags.tokens, "N,M", "Length of the prompt [512]", {.min = 1});
   options.add("--prefill-chunk", &flags.chunk, "N", "Prompt tokens per step, a multiple of 64 [512]",
               {.min = kChunkTokens, .max = 65536});
-  options.add("--backend", &flags.common.backend, "NAME", "auto, reference or cpu [auto]");
-  options.add("--isa", &flags.common.isa, "NAME", "auto, portable, avx2 or avx512 [auto]");
   flags.common.add_to(options, 7);
   if (const auto code = options.parse(args)) return code;
   if (flags.chunk % kChunkTokens != 0) {
@@ -79,7 +77,7 @@ class PrefillTest {
                         std::span(ids_).subspan(size_t(first), size_t(rows)), pool_);
         sequence.end_prefill();
       }
-      decoder.logits(rows - 1, 1, logits_);
+      decoder.logits(rows - 1, 1);
     });
   }
 
@@ -88,13 +86,11 @@ class PrefillTest {
     for (unsigned i = 0; i < unsigned(tokens); ++i) {
       ids_.push_back(TokenId(i * 7919u % unsigned(model.config.vocab_size)));
     }
-    logits_.resize(size_t(model.config.vocab_size));
   }
 
   LoadedModel& model_;
   StatePool pool_;
   std::vector<TokenId> ids_;
-  std::vector<float> logits_;
 };
 
 // The library's time for one step of `rows` rows through all matrices but the head: each distinct shape is
