@@ -49,6 +49,9 @@ Result<Listing> list_folder(const std::string& folder) {
   return listing;
 }
 
+// Which tensors of a file count.
+enum class Take { all, mtp_that_is_missing };
+
 // tensor name -> shard, from an index file. Shards must be plain names: an index cannot point out of its
 // folder.
 Result<std::map<std::string, std::string>> read_index(const std::string& path) {
@@ -113,7 +116,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
   }
 
   std::unordered_map<std::string, uint32_t> file_of_name;  // of the tensors taken so far
-  const auto add_file = [&](const std::string& shard, bool is_extra) -> Status {
+  const auto add_file = [&](const std::string& shard, Take take) -> Status {
+    const bool is_extra = take == Take::mtp_that_is_missing;
     TD_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path_in(shard)));
     TD_ASSIGN_OR_RETURN(SafetensorsContent content, parse_safetensors(file.bytes(), file.path()));
     const auto file_index = uint32_t(checkpoint.files_.size());
@@ -137,7 +141,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
     if (taken > 0 || !is_extra) checkpoint.files_.push_back(std::move(file));
     return {};
   };
-  for (const std::string& shard : shards) TD_RETURN_IF_ERROR(add_file(shard, false));
+  for (const std::string& shard : shards) TD_RETURN_IF_ERROR(add_file(shard, Take::all));
   for (const auto& [tensor, shard] : index) {
     if (!file_of_name.contains(tensor)) {
       return Error{fmt::format("{}: tensor '{}' is missing from this file, where {} lists it", path_in(shard),
@@ -145,7 +149,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
     }
   }
   for (const std::string& name : listing.safetensors) {
-    if (!std::binary_search(shards.begin(), shards.end(), name)) TD_RETURN_IF_ERROR(add_file(name, true));
+    if (!std::binary_search(shards.begin(), shards.end(), name))
+      TD_RETURN_IF_ERROR(add_file(name, Take::mtp_that_is_missing));
   }
 
   checkpoint.index_.reserve(checkpoint.tensors_.size());

@@ -33,6 +33,23 @@ void pack_bytes(std::span<const uint8_t> codes, std::byte* out) {
   }
 }
 
+void unpack(int bits, const std::byte* in, std::span<uint8_t> codes) {
+  switch (bits) {
+    case 2:
+      return unpack_bytes<2>(in, codes);
+    case 3:
+      return unpack_bytes<3>(in, codes);
+    case 4:
+      return unpack_bytes<4>(in, codes);
+    case 5:
+      return unpack_bytes<5>(in, codes);
+    case 6:
+      return unpack_bytes<6>(in, codes);
+    default:
+      return unpack_bytes<8>(in, codes);
+  }
+}
+
 void check_layout(const AffineMatrix& m, int64_t row) {
   TD_CHECK(is_affine_bits(m.bits) && is_affine_group(m.group) && m.k % m.group == 0 && row >= 0 && row < m.n,
            "row %lld of [%lld, %lld], %d bits, groups of %d", static_cast<long long>(row),
@@ -117,21 +134,7 @@ uint8_t affine_code(const std::byte* row, int64_t j, int bits) {
 void unpack_codes_row(const AffineMatrix& m, int64_t row, std::span<uint8_t> codes) {
   check_layout(m, row);
   TD_CHECK(int64_t(codes.size()) == m.k, "%zu codes", codes.size());
-  const std::byte* in = m.codes + row * m.row_code_bytes();
-  switch (m.bits) {
-    case 2:
-      return unpack_bytes<2>(in, codes);
-    case 3:
-      return unpack_bytes<3>(in, codes);
-    case 4:
-      return unpack_bytes<4>(in, codes);
-    case 5:
-      return unpack_bytes<5>(in, codes);
-    case 6:
-      return unpack_bytes<6>(in, codes);
-    default:
-      return unpack_bytes<8>(in, codes);
-  }
+  unpack(m.bits, m.codes + row * m.row_code_bytes(), codes);
 }
 
 void unpack_scales_row(const AffineMatrix& m, int64_t row, std::span<float> scales, std::span<float> biases) {
@@ -143,13 +146,22 @@ void unpack_scales_row(const AffineMatrix& m, int64_t row, std::span<float> scal
 }
 
 void dequantize_row(const AffineMatrix& m, int64_t row, std::span<float> out) {
-  std::vector<uint8_t> codes(out.size());
-  unpack_codes_row(m, row, codes);
-  std::vector<float> scales(size_t(m.groups_per_row())), biases(scales.size());
-  unpack_scales_row(m, row, scales, biases);
-  const auto group = size_t(m.group);
-  for (size_t g = 0; g < scales.size(); ++g) {
-    for (size_t j = g * group; j < (g + 1) * group; ++j) out[j] = scales[g] * float(codes[j]) + biases[g];
+  check_layout(m, row);
+  TD_CHECK(int64_t(out.size()) == m.k, "%zu values", out.size());
+  const auto group = size_t(m.group), scale_bytes = dtype_bytes(m.scale_dtype);
+  const std::byte* code_at = m.codes + row * m.row_code_bytes();
+  const std::byte* scale_at = m.scales + row * m.row_scale_bytes();
+  const std::byte* bias_at = m.biases + row * m.row_scale_bytes();
+  std::array<uint8_t, kAffineGroups.back()> codes;
+  for (size_t begin = 0; begin < out.size(); begin += group) {
+    float scale = 0, bias = 0;
+    convert_to_f32(m.scale_dtype, scale_at, {&scale, 1});
+    convert_to_f32(m.scale_dtype, bias_at, {&bias, 1});
+    unpack(m.bits, code_at, std::span(codes).first(group));
+    for (size_t j = 0; j < group; ++j) out[begin + j] = scale * float(codes[j]) + bias;
+    code_at += group * size_t(m.bits) / 8;
+    scale_at += scale_bytes;
+    bias_at += scale_bytes;
   }
 }
 
@@ -195,23 +207,22 @@ AffineGroup quantize_group(std::span<const float> w, int bits, std::span<uint8_t
 bool quantize_row(std::span<const float> w, int bits, int group, const AffineRowOut& out) {
   TD_CHECK(is_affine_group(group) && w.size() % size_t(group) == 0, "%zu values in groups of %d", w.size(),
            group);
-  const size_t n_groups = w.size() / size_t(group), scale_bytes = n_groups * dtype_bytes(out.scale_dtype);
-  TD_CHECK(out.scales.size() == scale_bytes && out.biases.size() == scale_bytes,
-           "%zu, %zu bytes for %zu groups", out.scales.size(), out.biases.size(), n_groups);
-  std::vector<uint8_t> codes(w.size());
-  std::vector<float> scales(n_groups), biases(n_groups);
+  const size_t n_groups = w.size() / size_t(group), scale_bytes = dtype_bytes(out.scale_dtype);
+  const size_t code_bytes = size_t(group * bits) / 8;
+  TD_CHECK(out.codes.size() == n_groups * code_bytes && out.scales.size() == n_groups * scale_bytes &&
+               out.biases.size() == out.scales.size(),
+           "%zu, %zu, %zu bytes for %zu groups", out.codes.size(), out.scales.size(), out.biases.size(),
+           n_groups);
+  std::array<uint8_t, kAffineGroups.back()> buffer;
+  const auto codes = std::span(buffer).first(size_t(group));
   bool usable = true;
   for (size_t g = 0; g < n_groups; ++g) {
-    const auto part = w.subspan(g * size_t(group), size_t(group));
-    const AffineGroup fitted =
-        quantize_group(part, bits, std::span(codes).subspan(g * size_t(group), size_t(group)));
-    scales[g] = fitted.scale;
-    biases[g] = fitted.bias;
+    const AffineGroup fitted = quantize_group(w.subspan(g * size_t(group), size_t(group)), bits, codes);
+    pack_codes(codes, bits, out.codes.subspan(g * code_bytes, code_bytes));
+    convert_from_f32({&fitted.scale, 1}, out.scale_dtype, out.scales.data() + g * scale_bytes);
+    convert_from_f32({&fitted.bias, 1}, out.scale_dtype, out.biases.data() + g * scale_bytes);
     usable = usable && fitted.scale != 0;
   }
-  pack_codes(codes, bits, out.codes);
-  convert_from_f32(scales, out.scale_dtype, out.scales.data());
-  convert_from_f32(biases, out.scale_dtype, out.biases.data());
   return usable && find_non_finite(out.scale_dtype, out.scales.data(), int64_t(n_groups)).count == 0 &&
          find_non_finite(out.scale_dtype, out.biases.data(), int64_t(n_groups)).count == 0;
 }

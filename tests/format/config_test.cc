@@ -412,7 +412,7 @@ TEST(ModelConfig, OddValuesInAnyFieldNeverGiveAnUnsoundConfig) {
 
 TEST(ModelConfig, DamagedTextNeverGivesAnUnsoundConfig) {
   std::mt19937 rng(2);
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 5000; ++i) {
     std::string text(kAllConfigTexts[size_t(i) % kAllConfigTexts.size()]);
     const int n_edits = 1 + int(rng() % 4);
     for (int e = 0; e < n_edits && !text.empty(); ++e) {

@@ -55,9 +55,10 @@ TEST(Safetensors, ReadsEveryTypeOfTheFormat) {
 
 TEST(Safetensors, AllowsUnusedBytesAndNoTensors) {
   EXPECT_TRUE(parse(safetensors_bytes("{}", "")).ok());
-  const auto content = parse(safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[2,3]},)"
-                                               R"("b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})",
-                                               "0123456789"));
+  const std::string file = safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[2,3]},)"
+                                             R"("b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})",
+                                             "0123456789");
+  const auto content = parse(file);
   ASSERT_TRUE(content.ok()) << content.error().message;
   EXPECT_EQ(content->tensors[1].bytes[0], std::byte{'5'});
 }
@@ -197,7 +198,7 @@ TEST(Safetensors, DamagedFilesNeverGiveTensorsOutsideTheFile) {
       "0123456789abcdef");
   std::mt19937 rng(1);
   const std::string digits = "0123456789-[]{},:\"";
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 10000; ++i) {
     std::string damaged = file;
     const int n_edits = 1 + int(rng() % 3);
     for (int e = 0; e < n_edits && !damaged.empty(); ++e) {
