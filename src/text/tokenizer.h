@@ -3,9 +3,10 @@
 //
 // Encode: cut at added tokens, NFC (when the file asks for it), cut by the pre-tokenizer, merge byte pairs by
 // rank. Special tokens are never added (no BOS, whatever the file's post_processor says): a chat template
-// writes its own. Decode: the bytes of all tokens joined, then UTF-8 with U+FFFD for each maximal invalid
-// part. The text of an added token is its content, even where the reference would send its characters through
-// the byte alphabet.
+// writes its own.
+// Decode: the bytes of all tokens joined, then UTF-8 with U+FFFD for each maximal invalid part. The text of
+// an added token is its content (in normal form when it is looked for in normal form), even where the
+// reference would send its characters through the byte alphabet.
 //
 // Immutable after load; all const members may be called from many threads.
 #pragma once

@@ -314,11 +314,15 @@ class TokenizerReader {
     token.normalized = !token.special;  // the reference's default
     TD_RETURN_IF_ERROR(read_flag(fields, "normalized", token.normalized));
 
+    std::string pattern = token.content;
+    if (std::string normal; token.normalized && t_.nfc_ && normalize_nfc(token.content, normal, nullptr)) {
+      pattern = std::move(normal);
+    }
     const std::optional<TokenId> known = t_.vocab_.find(token.content);
     if (known && *known == token.id) {
-      t_.vocab_.set_bytes(token.id, token.content);
+      t_.vocab_.set_bytes(token.id, pattern);
     } else {
-      const Status added = t_.vocab_.add(token.content, token.id, token.content);
+      const Status added = t_.vocab_.add(token.content, token.id, pattern);
       if (!added.ok()) {
         return fields.error("content",
                             fmt::format("\"{}\": {}", printable(token.content), added.error().message));
@@ -329,13 +333,7 @@ class TokenizerReader {
     t_.is_added_.resize(n);
     t_.special_[size_t(token.id)] = token.special;
     t_.is_added_[size_t(token.id)] = true;
-    if (token.normalized) {
-      std::string normal;
-      const bool changed = t_.nfc_ && normalize_nfc(token.content, normal, nullptr);
-      t_.normalized_matcher_.add(token, changed ? normal : token.content);
-    } else {
-      t_.raw_matcher_.add(token, token.content);
-    }
+    (token.normalized ? t_.normalized_matcher_ : t_.raw_matcher_).add(token, pattern);
     t_.added_.push_back(std::move(token));
     return {};
   }

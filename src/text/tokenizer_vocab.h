@@ -26,14 +26,10 @@ class Vocab {
   std::optional<TokenId> find(std::string_view key) const;
   bool has(TokenId id) const { return id >= 0 && size_t(id) < by_id_.size() && by_id_[size_t(id)].present; }
   std::string_view bytes(TokenId id) const {
-    if (!has(id)) return {};
-    const Entry& e = by_id_[size_t(id)];
-    return std::string_view(bytes_).substr(e.bytes_at, e.n_bytes);
+    return has(id) ? text(bytes_, by_id_[size_t(id)].bytes) : std::string_view{};
   }
   std::string_view key(TokenId id) const {
-    if (!has(id)) return {};
-    const Entry& e = by_id_[size_t(id)];
-    return std::string_view(keys_).substr(e.key_at, e.n_key);
+    return has(id) ? text(keys_, by_id_[size_t(id)].key) : std::string_view{};
   }
   // Highest id + 1.
   int n_ids() const { return int(by_id_.size()); }
@@ -42,17 +38,27 @@ class Vocab {
   void set_bytes(TokenId id, std::string_view bytes);
 
  private:
+  struct Span {
+    uint32_t at = 0, n = 0;  // of keys_ or bytes_
+  };
   struct Entry {
-    uint32_t key_at = 0, n_key = 0, bytes_at = 0, n_bytes = 0;
+    Span key, bytes;
     bool present = false;
   };
-  size_t slot_of(std::string_view key) const;
+  struct Slot {
+    TokenId id = -1;  // -1: free
+    uint32_t hash = 0;
+    Span key;  // beside the hash, so that a look-up need not read the entry
+  };
+  std::string_view text(const std::string& block, Span span) const {
+    return std::string_view(block).substr(span.at, span.n);
+  }
+  size_t slot_of(std::string_view key, uint32_t hash) const;
   void grow(size_t n_entries);
 
   std::string keys_, bytes_;
   std::vector<Entry> by_id_;
-  std::vector<TokenId>
-      slots_;  // -1: free; a power of two, at most half full; linear probing by hash of the key
+  std::vector<Slot> slots_;  // a power of two, at most half full; linear probing
   size_t n_entries_ = 0;
 };
 

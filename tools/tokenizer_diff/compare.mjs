@@ -66,7 +66,7 @@ const variants = {
     json.added_tokens.push(
       extraToken(15011, 'fox', { single_word: true }), extraToken(12069, '!!!', { lstrip: true }),
       extraToken(151669, '« »', { rstrip: true, lstrip: true }), extraToken(151670, 'Ελληνικά', { normalized: true }),
-      extraToken(151671, 'résume\u0301', { normalized: true }), extraToken(151672, '\u212b', {}),
+      extraToken(151671, 'ο\u0313ξεῖα', { normalized: true }), extraToken(151672, '\u212b', {}),
       extraToken(151673, '中文测试', { single_word: true, special: true }),
       extraToken(370, 'ab', {}), extraToken(151674, 'abab', { rstrip: true }), extraToken(151675, '  ', { normalized: true }),
     )
