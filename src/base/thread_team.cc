@@ -85,19 +85,21 @@ void ThreadTeam::run(int64_t n_tasks, int64_t grain, Trampoline call, void* cont
   call_ = call;
   context_ = context;
   n_tasks_ = n_tasks;
-  grain_ = grain;
-  const int64_t n_chunks = (n_tasks + grain - 1) / grain;
-  TD_CHECK(n_chunks <= INT_MAX, "%lld chunks in one loop\n", static_cast<long long>(n_chunks));
-  if (n_threads_ == 1 || n_chunks == 1) {
+  if (n_threads_ == 1 || n_tasks <= grain) {
     for (int64_t first = 0; first < n_tasks; first += grain) {
       call(context, first, std::min(first + grain, n_tasks), 0);
     }
     return;
   }
-  n_unfinished_.store(uint32_t(n_chunks), std::memory_order_relaxed);
-  for (int i = 0; i < n_threads_; ++i) {
+  // Every thread's part is the same number of tasks, give or take one, cut into the same number of chunks.
+  const int64_t part = (n_tasks + n_threads_ - 1) / n_threads_;
+  chunks_per_part_ = (part + grain - 1) / grain;
+  TD_CHECK(chunks_per_part_ * n_threads_ <= INT_MAX, "%lld tasks in one loop, grain %lld\n",
+           static_cast<long long>(n_tasks), static_cast<long long>(grain));
+  n_unfinished_.store(uint32_t(chunks_per_part_ * n_threads_), std::memory_order_relaxed);
+  for (int64_t i = 0; i < n_threads_; ++i) {
     parts_[size_t(i)].unclaimed.store(
-        chunk_range(uint64_t(n_chunks * i / n_threads_), uint64_t(n_chunks * (i + 1) / n_threads_)),
+        chunk_range(uint64_t(chunks_per_part_ * i), uint64_t(chunks_per_part_ * (i + 1))),
         std::memory_order_release);
   }
   loop_.fetch_add(1);
@@ -107,8 +109,11 @@ void ThreadTeam::run(int64_t n_tasks, int64_t grain, Trampoline call, void* cont
 }
 
 void ThreadTeam::run_chunk(int64_t chunk, int thread) {
-  const int64_t first = chunk * grain_;
-  call_(context_, first, std::min(first + grain_, n_tasks_), thread);
+  const int64_t part = chunk / chunks_per_part_, in_part = chunk % chunks_per_part_;
+  const int64_t begin = n_tasks_ * part / n_threads_, n = n_tasks_ * (part + 1) / n_threads_ - begin;
+  const int64_t first = begin + n * in_part / chunks_per_part_,
+                last = begin + n * (in_part + 1) / chunks_per_part_;
+  if (first < last) call_(context_, first, last, thread);
   // Sequentially consistent with caller_asleep_: either this thread sees the caller asleep, or the caller
   // sees zero.
   if (n_unfinished_.fetch_sub(1) == 1 && caller_asleep_.load() != 0) futex_wake_all(n_unfinished_);

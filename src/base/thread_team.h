@@ -61,7 +61,7 @@ class ThreadTeam {
   // chunk, which keeps the loop from ending.
   Trampoline call_ = nullptr;
   void* context_ = nullptr;
-  int64_t n_tasks_ = 0, grain_ = 1;
+  int64_t n_tasks_ = 0, chunks_per_part_ = 1;
 
   std::unique_ptr<Part[]> parts_;
   alignas(128) std::atomic<uint32_t> n_unfinished_{0};  // chunks; the caller's futex

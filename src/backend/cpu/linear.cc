@@ -22,101 +22,17 @@ const LinearKernels& linear_kernels(Isa isa) {
 
 namespace {
 
-constexpr int kPassRows = 32;             // rows that share one pass over a tile
-constexpr int kChunkSteps = 4;            // affine steps unpacked at a time
-constexpr int kMaxSliceDepth = 4;         // pending sums of a tree over 8 slices
-constexpr size_t kClaimBytes = 64 << 10;  // weights claimed at a time: 2 us or more of memory time
+constexpr int kPassRows = 32;   // rows that share one pass over a tile
+constexpr int kChunkSteps = 4;  // steps that blocks of rows share: their codes stay in the first-level cache
+constexpr int kMaxSliceDepth = 4;  // pending sums of a tree over 8 slices
 
-// The rows of one pass: where each reads and writes.
-struct PassRows {
-  int n = 0;
-  int32_t in[kPassRows];
-  int32_t out[kPassRows];
-};
-
-struct alignas(64) PassSums {
-  float sums[kMaxSliceDepth][kPassRows]
-            [kTile];  // a stack: slices and subtrees that wait for their other half
-};
-
-struct alignas(64) Unpacked {
-  uint8_t codes[kChunkSteps][kStepCodes];
-  float scales[kChunkSteps * 2][2][kTile];  // a step has two groups at most
-};
-
-// Calls f(first, n) for blocks of rows that one kernel call takes, as equal as can be.
-template <class F>
-void for_row_blocks(int n_rows, F f) {
-  const int n_blocks = (n_rows + kMaxBlockRows - 1) / kMaxBlockRows;
-  for (int i = 0; i < n_blocks; ++i) {
-    const int first = n_rows * i / n_blocks;
-    f(first, n_rows * (i + 1) / n_blocks - first);
-  }
-}
-
-// acc[rows][32] += slice `slice` of a tile.
-void affine_slice(const LinearKernels& kernels, const PackedLinear& w, const std::byte* tile, int slice,
-                  const LinearInput& x, const PassRows& rows, float (*acc)[kTile]) {
-  const LinearFormat& format = w.shape.format;
-  const AffineLayout layout(format, w.shape.k);
-  const int n_steps = (w.shape.slice_k() + kStep - 1) / kStep;
-  const bool half = format.group < kStep;
-  Unpacked unpacked;
-  // 8-bit codes are used where they lie; a chunk of them stays inside a block if blocks hold more than one
-  // step.
-  const bool in_place = format.bits == 8;
-  const int chunk = in_place && layout.steps_per_block > 1 ? layout.steps_per_block : kChunkSteps;
-  for (int t = 0; t < n_steps; t += chunk) {
-    const int n = std::min(chunk, n_steps - t);
-    const int step = slice * n_steps + t;
-    for (int i = 0; i < n; ++i) {
-      if (!in_place) {
-        kernels.unpack_step(tile + layout.step_offset(step + i), format.bits, unpacked.codes[i]);
-      }
-      kernels.widen(tile + layout.scale_offset(step + i), format.scale_dtype,
-                    2 * kTile * layout.groups_per_block, unpacked.scales[half ? 2 * i : i][0]);
-    }
-    AffineSteps args;
-    if (in_place) {
-      args.codes = reinterpret_cast<const uint8_t*>(tile + layout.step_offset(step));
-      args.code_stride = int64_t(layout.steps_per_block > 1 ? layout.step_bytes : layout.block_bytes);
-    } else {
-      args.codes = unpacked.codes[0];
-      args.code_stride = kStepCodes;
-    }
-    args.scales = unpacked.scales[0][0];
-    for_row_blocks(rows.n, [&](int first, int n_rows) {
-      const auto kernel = (half ? kernels.affine_half : kernels.affine)[n_rows - 1];
-      args.n_steps = n;
-      args.acc = acc[first];
-      for (int r = 0; r < n_rows; ++r) args.x[r] = x.quantized.row(rows.in[first + r]) + step;
-      kernel(args);
-    });
-  }
-}
-
-void dense_slice(const LinearKernels& kernels, const PackedLinear& w, const std::byte* tile, int slice,
-                 const LinearInput& x, const PassRows& rows, float (*acc)[kTile]) {
-  const DType dtype = w.shape.format.dtype;
-  const int slice_k = w.shape.slice_k();
-  const std::byte* values = tile + size_t(slice) * dense_bytes(dtype, slice_k);
-  const auto& table = dtype == DType::bf16  ? kernels.dense_bf16
-                      : dtype == DType::f16 ? kernels.dense_f16
-                                            : kernels.dense_f32;
-  const int columns = rows.n <= kMaxBlockRows ? slice_k : kChunkSteps * kStep;
-  for (int c = 0; c < slice_k; c += columns) {
-    DenseSteps args;
-    args.w = values + dense_bytes(dtype, c);
-    args.n_columns = std::min(columns, slice_k - c);
-    for_row_blocks(rows.n, [&](int first, int n_rows) {
-      args.acc = acc[first];
-      for (int r = 0; r < n_rows; ++r) {
-        args.x[r] = x.values + rows.in[first + r] * x.stride + slice * slice_k + c;
-      }
-      table[n_rows - 1](args);
-    });
-  }
-}
+// Weights claimed at a time: long enough a stream for the hardware's own prefetching, and what rows beyond
+// the first pass find in the second-level cache.
+constexpr size_t kClaimBytes = 512 << 10;
+// How far ahead of its reads a kernel asks for weights. While several rows are computed the memory would
+// stand idle otherwise; one or two streams at full speed want less.
+constexpr int64_t kAheadBytes = 8192;
+constexpr int64_t kAheadBytesOfPair = 4096;
 
 struct Job {
   const LinearKernels& kernels;
@@ -125,48 +41,176 @@ struct Job {
   const LinearOutput& out;
 };
 
-// One tile of one matrix for the rows of a pass.
-void run_tile(const Job& job, int matrix, int tile, const PassRows& rows) {
+// The rows of one pass: where each reads and writes.
+struct PassRows {
+  int n = 0;
+  int64_t ahead = 0;  // bytes of weights to ask for ahead
+  int32_t in[kPassRows];
+  int32_t out[kPassRows];
+};
+
+// One or two tiles of a matrix.
+struct Tiles {
+  int n = 0;
+  const std::byte* stream[kMaxTiles];
+  int first[kMaxTiles];  // output
+};
+
+// Calls f(first, n, block, n_blocks) for blocks of rows that one kernel call takes, as equal as can be.
+template <class F>
+void for_row_blocks(int n_rows, F f) {
+  const int n_blocks = (n_rows + kMaxBlockRows - 1) / kMaxBlockRows;
+  for (int i = 0; i < n_blocks; ++i) {
+    const int first = n_rows * i / n_blocks;
+    f(first, n_rows * (i + 1) / n_blocks - first, i, n_blocks);
+  }
+}
+
+template <class Steps>
+void call(const ByRows<Steps>& kernels, int n_tiles, int n_rows, const Steps& args) {
+  (n_tiles == 1 ? kernels.one : kernels.two)[n_rows - 1](args);
+}
+
+// acc[tiles][rows][32] += slice `slice`.
+void affine_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& rows, float* acc) {
   const LinearShape& shape = job.w.shape;
-  const std::byte* stream = job.w.tile(matrix, tile);
-  const int first = tile * kTile, n = std::min(kTile, shape.n - first);
-  PassSums pass;
+  const LinearFormat& format = shape.format;
+  const AffineLayout layout(format, shape.k);
+  const int n_steps = (shape.slice_k() + kStep - 1) / kStep;
+  const auto& kernels = format.group < kStep ? job.kernels.affine_half : job.kernels.affine;
+  // One block of rows takes the slice in one go. Several share chunks of it; what is not bytes is unpacked
+  // once for all.
+  const int chunk = rows.n <= kMaxBlockRows ? n_steps : kChunkSteps;
+  const bool unpack = format.bits != 8 && rows.n > kMaxBlockRows;
+  alignas(64) uint8_t unpacked[kChunkSteps][kStepCodes];
+  AffineSteps args;
+  args.steps_per_block = layout.steps_per_block;
+  args.code_step = int64_t(layout.step_bytes);
+  args.code_block = args.scale_block = int64_t(layout.block_bytes);
+  args.scale_dtype = format.scale_dtype;
+  args.bits = format.bits;
+  if (unpack) {
+    args.code_step = kStepCodes;
+    args.code_block = kStepCodes * layout.steps_per_block;
+    args.bits = 8;
+  }
+  for (int t = 0; t < n_steps; t += chunk) {
+    const int step = slice * n_steps + t;
+    args.n_steps = std::min(chunk, n_steps - t);
+    for (int i = 0; i < tiles.n; ++i) {
+      args.codes[i] = tiles.stream[i] + layout.step_offset(step);
+      args.scales[i] = tiles.stream[i] + layout.scale_offset(step);
+    }
+    if (unpack) {
+      for (int i = 0; i < args.n_steps; ++i) {
+        job.kernels.unpack_step(tiles.stream[0] + layout.step_offset(step + i), format.bits, rows.ahead,
+                                unpacked[i]);
+      }
+      args.codes[0] = reinterpret_cast<const std::byte*>(unpacked);
+    }
+    for_row_blocks(rows.n, [&](int first, int n_rows, int block, int) {
+      args.ahead = block == 0 && !unpack ? rows.ahead : 0;
+      for (int i = 0; i < tiles.n; ++i) args.acc[i] = acc + (i * rows.n + first) * kTile;
+      for (int r = 0; r < n_rows; ++r) args.x[r] = job.x.quantized.row(rows.in[first + r]) + step;
+      call(kernels, tiles.n, n_rows, args);
+    });
+  }
+}
+
+void dense_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& rows, float* acc) {
+  const LinearShape& shape = job.w.shape;
+  const DType dtype = shape.format.dtype;
+  const int slice_k = shape.slice_k();
+  const auto& kernels = dtype == DType::bf16  ? job.kernels.dense_bf16
+                        : dtype == DType::f16 ? job.kernels.dense_f16
+                                              : job.kernels.dense_f32;
+  const int chunk = rows.n <= kMaxBlockRows ? slice_k : kChunkSteps * kStep;
+  for (int c = 0; c < slice_k; c += chunk) {
+    DenseSteps args;
+    args.n_columns = std::min(chunk, slice_k - c);
+    for (int i = 0; i < tiles.n; ++i) {
+      args.w[i] = tiles.stream[i] + size_t(slice) * dense_bytes(dtype, slice_k) + dense_bytes(dtype, c);
+    }
+    for_row_blocks(rows.n, [&](int first, int n_rows, int block, int) {
+      args.ahead = block == 0 ? rows.ahead : 0;
+      for (int i = 0; i < tiles.n; ++i) args.acc[i] = acc + (i * rows.n + first) * kTile;
+      for (int r = 0; r < n_rows; ++r) {
+        args.x[r] = job.x.values + rows.in[first + r] * job.x.stride + slice * slice_k + c;
+      }
+      call(kernels, tiles.n, n_rows, args);
+    });
+  }
+}
+
+// y = residual + (sum + bias) for one row of a tile.
+void store_row(const Job& job, int matrix, int first, int row, float* sum) {
+  const LinearShape& shape = job.w.shape;
+  const int n = std::min(kTile, shape.n - first);
+  if (job.out.bias != nullptr) {
+    const float* bias = job.out.bias + int64_t{matrix} * shape.n + first;
+    for (int o = 0; o < n; ++o) sum[o] += bias[o];
+  }
+  if (job.out.residual != nullptr) {
+    const float* residual = job.out.residual + row * job.out.residual_stride + first;
+    for (int o = 0; o < n; ++o) sum[o] = residual[o] + sum[o];
+  }
+  memcpy(job.out.y + row * job.out.stride + first, sum, size_t(n) * sizeof(float));
+}
+
+void run_tiles(const Job& job, int matrix, const Tiles& tiles, const PassRows& rows) {
+  const LinearShape& shape = job.w.shape;
+  const int n_sums = tiles.n * rows.n * kTile;
+  alignas(
+      64) float sums[kMaxSliceDepth][kPassRows * kTile];  // a stack: subtrees that wait for their other half
   int depth = 0;
   for (int slice = 0; slice < shape.n_slices; ++slice) {
-    float(*acc)[kTile] = pass.sums[depth++];
-    memset(acc, 0, size_t(rows.n) * sizeof *acc);
+    float* acc = sums[depth++];
+    memset(acc, 0, size_t(n_sums) * sizeof(float));
     if (shape.format.affine()) {
-      affine_slice(job.kernels, job.w, stream, slice, job.x, rows, acc);
+      affine_slice(job, tiles, slice, rows, acc);
     } else {
-      dense_slice(job.kernels, job.w, stream, slice, job.x, rows, acc);
+      dense_slice(job, tiles, slice, rows, acc);
     }
     if (job.out.slice_stride != 0) {
       --depth;
-      for (int r = 0; r < rows.n; ++r) {
-        memcpy(job.out.y + slice * job.out.slice_stride + rows.out[r] * job.out.stride + first, acc[r],
-               size_t(n) * sizeof(float));
+      for (int i = 0; i < tiles.n; ++i) {
+        const int n = std::min(kTile, shape.n - tiles.first[i]);
+        for (int r = 0; r < rows.n; ++r) {
+          memcpy(job.out.y + slice * job.out.slice_stride + rows.out[r] * job.out.stride + tiles.first[i],
+                 acc + (i * rows.n + r) * kTile, size_t(n) * sizeof(float));
+        }
       }
       continue;
     }
     // A finished pair of subtrees of the same size becomes one.
     for (int size = slice + 1; size % 2 == 0; size /= 2, --depth) {
-      for (int r = 0; r < rows.n; ++r) {
-        for (int o = 0; o < kTile; ++o) pass.sums[depth - 2][r][o] += pass.sums[depth - 1][r][o];
-      }
+      job.kernels.add(sums[depth - 2], sums[depth - 1], n_sums);
     }
   }
   if (job.out.slice_stride != 0) return;
-  const float* bias = job.out.bias == nullptr ? nullptr : job.out.bias + int64_t{matrix} * shape.n + first;
-  for (int r = 0; r < rows.n; ++r) {
-    float* sum = pass.sums[0][r];
-    if (bias != nullptr) {
-      for (int o = 0; o < n; ++o) sum[o] += bias[o];
+  for (int i = 0; i < tiles.n; ++i) {
+    for (int r = 0; r < rows.n; ++r) {
+      store_row(job, matrix, tiles.first[i], rows.out[r], sums[0] + (i * rows.n + r) * kTile);
     }
-    if (job.out.residual != nullptr) {
-      const float* residual = job.out.residual + rows.out[r] * job.out.residual_stride + first;
-      for (int o = 0; o < n; ++o) sum[o] = residual[o] + sum[o];
+  }
+}
+
+// Tiles [first, last) of one matrix. Few rows are bound by memory and read two streams at once: half the
+// tiles each.
+void run_tile_range(const Job& job, int matrix, int64_t first, int64_t last, PassRows& rows) {
+  // (Narrow codes are bound by their unpacking before a second stream helps.)
+  const bool pairs = rows.n <= kMaxPairRows && (job.w.shape.format.bits == 0 || job.w.shape.format.bits == 8);
+  const int64_t n_pairs = pairs ? (last - first) / 2 : 0;
+  if (n_pairs > 0 && rows.ahead != 0) rows.ahead = kAheadBytesOfPair;
+  for (int64_t i = 0; i < (last - first) - n_pairs; ++i) {
+    Tiles tiles;
+    tiles.n = i < n_pairs ? 2 : 1;
+    const int64_t index[kMaxTiles] = {i < n_pairs ? first + i : first + n_pairs + i, first + n_pairs + i};
+    for (int j = 0; j < tiles.n; ++j) {
+      tiles.stream[j] = job.w.tile(matrix, int(index[j]));
+      tiles.first[j] = int(index[j]) * kTile;
     }
-    memcpy(job.out.y + rows.out[r] * job.out.stride + first, sum, size_t(n) * sizeof(float));
+    run_tiles(job, matrix, tiles, rows);
   }
 }
 
@@ -213,8 +257,9 @@ void linear(ThreadTeam& team, Isa isa, const PackedLinear& w, const LinearInput&
     for (int row = 0; row < rows; row += kPassRows) {
       PassRows pass;
       pass.n = std::min(kPassRows, rows - row);
+      pass.ahead = rows <= kPassRows ? kAheadBytes : 0;
       for (int r = 0; r < pass.n; ++r) pass.in[r] = pass.out[r] = row + r;
-      for (int64_t tile = first; tile < last; ++tile) run_tile(job, 0, int(tile), pass);
+      run_tile_range(job, 0, first, last, pass);
     }
   });
 }
@@ -233,9 +278,10 @@ void linear_experts(ThreadTeam& team, Isa isa, const PackedLinear& w, const Line
       for (int row = 0; row < group.count; row += kPassRows) {
         PassRows pass;
         pass.n = std::min(kPassRows, group.count - row);
+        pass.ahead = group.count <= kPassRows ? kAheadBytes : 0;
         memcpy(pass.in, routing.in_rows + group.first + row, size_t(pass.n) * sizeof(int32_t));
         memcpy(pass.out, routing.out_rows + group.first + row, size_t(pass.n) * sizeof(int32_t));
-        for (int64_t tile = first_tile; tile < end_tile; ++tile) run_tile(job, group.matrix, int(tile), pass);
+        run_tile_range(job, group.matrix, first_tile, end_tile, pass);
       }
       first += end_tile - first_tile;
     }

@@ -12,54 +12,105 @@ namespace avx2 {
 constexpr int kLanes = 8;
 constexpr int kVectors = kTile / kLanes;
 
-// Byte products are widened to 16 bits and summed in pairs to 32 (vpmaddwd): exact, where vpmaddubsw would
-// saturate. 16 outputs and kRows rows at a time; even and odd columns of a quad are multiplied apart.
+[[gnu::always_inline]] inline void ask(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+// 8 scales or biases, widened.
+[[gnu::always_inline]] inline __m256 load_scales(const std::byte* p, DType dtype, int first) {
+  if (dtype == DType::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p) + first);
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + first * 2));
+  if (dtype == DType::f16) return _mm256_cvtph_ps(half);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+template <int kWidth>
+const std::byte* unpack_plane(const std::byte* in, int shift, int64_t ahead, uint8_t* codes) {
+  constexpr int kPlaneQuads = 8 / kWidth;
+  const __m256i mask = _mm256_set1_epi8((1 << kWidth) - 1);
+  for (int p = 0; p < kQuads / kPlaneQuads; ++p, in += kQuadBytes) {
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + v * 32));
+      if (ahead != 0) ask(in + v * 32 + ahead);
+#pragma GCC unroll 8
+      for (int i = 0; i < kPlaneQuads; ++i) {
+        auto* out = reinterpret_cast<__m256i*>(codes + (p * kPlaneQuads + i) * kQuadBytes + v * 32);
+        __m256i code = _mm256_and_si256(_mm256_srli_epi32(packed, i * kWidth), mask);
+        if (shift != 0) code = _mm256_or_si256(_mm256_slli_epi32(code, shift), _mm256_loadu_si256(out));
+        _mm256_storeu_si256(out, code);
+      }
+    }
+  }
+  return in;
+}
+
+void unpack_step(const std::byte* packed, int bits, int64_t ahead, uint8_t* codes) {
+  switch (bits) {
+    case 2:
+      unpack_plane<2>(packed, 0, ahead, codes);
+      break;
+    case 3:
+      unpack_plane<1>(unpack_plane<2>(packed, 0, ahead, codes), 2, ahead, codes);
+      break;
+    case 4:
+      unpack_plane<4>(packed, 0, ahead, codes);
+      break;
+    case 5:
+      unpack_plane<1>(unpack_plane<4>(packed, 0, ahead, codes), 4, ahead, codes);
+      break;
+    default:
+      unpack_plane<2>(unpack_plane<4>(packed, 0, ahead, codes), 4, ahead, codes);
+      break;
+  }
+}
+
+// One step for rows [first_row, first_row + kRows). Byte products are widened to 16 bits and summed in pairs
+// to 32 (vpmaddwd): exact, where vpmaddubsw would saturate. 16 outputs at a time; even and odd columns of a
+// quad apart.
 template <int kRows, int kGroups>
-[[gnu::always_inline]] inline void affine_rows(const AffineSteps& a, int first_row) {
+[[gnu::always_inline]] inline void affine_rows(const AffineSteps& a, int t, const uint8_t* codes,
+                                               const std::byte* scales, float* acc_rows, int first_row) {
   constexpr int kGroupQuads = kQuads / kGroups;
+  const int64_t scale_bytes = 2 * kTile * (a.scale_dtype == DType::f32 ? 4 : 2);
   const __m256i even = _mm256_set1_epi16(0xff);
-  for (int t = 0; t < a.n_steps; ++t) {
-    for (int g = 0; g < kGroups; ++g) {
-      const float* scales = a.scales + (t * kGroups + g) * 2 * kTile;
-      for (int pair = 0; pair < kVectors; pair += 2) {
-        const uint8_t* codes = a.codes + t * a.code_stride + g * kGroupQuads * kQuadBytes + pair * 32;
-        __m256i dot[kRows][2];
+  for (int g = 0; g < kGroups; ++g, codes += kGroupQuads * kQuadBytes, scales += scale_bytes) {
+    for (int pair = 0; pair < kVectors; pair += 2) {
+      __m256i dot[kRows][2];
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
-        for (int j = 0; j < kGroupQuads; ++j) {
-          const __m256i w0 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * kQuadBytes));
-          const __m256i w1 =
-              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * kQuadBytes + 32));
-          const __m256i w0_even = _mm256_and_si256(w0, even), w0_odd = _mm256_srli_epi16(w0, 8);
-          const __m256i w1_even = _mm256_and_si256(w1, even), w1_odd = _mm256_srli_epi16(w1, 8);
+      for (int r = 0; r < kRows; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+      for (int j = 0; j < kGroupQuads; ++j) {
+        const auto* quad_codes = reinterpret_cast<const __m256i*>(codes + j * kQuadBytes + pair * 32);
+        const __m256i w0 = _mm256_loadu_si256(quad_codes), w1 = _mm256_loadu_si256(quad_codes + 1);
+        const __m256i w0_even = _mm256_and_si256(w0, even), w0_odd = _mm256_srli_epi16(w0, 8);
+        const __m256i w1_even = _mm256_and_si256(w1, even), w1_odd = _mm256_srli_epi16(w1, 8);
 #pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            int32_t quad;
-            memcpy(&quad, a.x[first_row + r][t].q + 4 * (g * kGroupQuads + j), 4);
-            const __m256i x = _mm256_set1_epi32(quad);
-            const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8),
-                          x_odd = _mm256_srai_epi16(x, 8);
-            dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0_even, x_even));
-            dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0_odd, x_odd));
-            dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1_even, x_even));
-            dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1_odd, x_odd));
-          }
+        for (int r = 0; r < kRows; ++r) {
+          int32_t quad;
+          memcpy(&quad, a.x[first_row + r][t].q + 4 * (g * kGroupQuads + j), 4);
+          const __m256i x = _mm256_set1_epi32(quad);
+          const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8),
+                        x_odd = _mm256_srai_epi16(x, 8);
+          dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0_even, x_even));
+          dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0_odd, x_odd));
+          dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1_even, x_even));
+          dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1_odd, x_odd));
         }
+      }
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        const int o = (pair + v) * kLanes;
+        const __m256 scale = load_scales(scales, a.scale_dtype, o);
+        const __m256 bias = load_scales(scales + scale_bytes / 2, a.scale_dtype, o);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const ActivationGroup& x = a.x[first_row + r][t];
           const __m256 step = _mm256_set1_ps(x.step);
           const __m256 sum = _mm256_set1_ps(kGroups == 1 ? x.sum : x.half_sum[g]);
-#pragma GCC unroll 2
-          for (int v = 0; v < 2; ++v) {
-            const int o = (pair + v) * kLanes;
-            float* out = a.acc + (first_row + r) * kTile + o;
-            __m256 acc = _mm256_loadu_ps(out);
-            acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][v]),
-                                  _mm256_mul_ps(_mm256_loadu_ps(scales + o), step), acc);
-            acc = _mm256_fmadd_ps(_mm256_loadu_ps(scales + kTile + o), sum, acc);
-            _mm256_storeu_ps(out, acc);
-          }
+          float* out = acc_rows + (first_row + r) * kTile + o;
+          __m256 acc = _mm256_loadu_ps(out);
+          acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][v]), _mm256_mul_ps(scale, step), acc);
+          acc = _mm256_fmadd_ps(bias, sum, acc);
+          _mm256_storeu_ps(out, acc);
         }
       }
     }
@@ -67,13 +118,34 @@ template <int kRows, int kGroups>
 }
 
 template <int kRows, int kGroups>
-void affine_steps(const AffineSteps& a) {
-  if constexpr (kRows > 4) {
-    affine_rows<4, kGroups>(a, 0);
-    affine_rows<kRows - 4, kGroups>(a, 4);
-  } else {
-    affine_rows<kRows, kGroups>(a, 0);
+[[gnu::always_inline]] inline void affine_tile(const AffineSteps& a, int tile) {
+  alignas(32) uint8_t unpacked[kStepCodes];
+  for (int t = 0; t < a.n_steps; ++t) {
+    const int64_t ahead = a.ahead;
+    const std::byte* step =
+        a.codes[tile] + t / a.steps_per_block * a.code_block + t % a.steps_per_block * a.code_step;
+    const std::byte* scales = a.scales[tile] + t / a.steps_per_block * a.scale_block;
+    const uint8_t* codes = unpacked;
+    if (a.bits == 8) {
+      codes = reinterpret_cast<const uint8_t*>(step);
+      if (ahead != 0) {
+        for (int i = 0; i < kStepCodes; i += 64) ask(step + ahead + i);
+      }
+    } else {
+      unpack_step(step, a.bits, ahead, unpacked);
+    }
+    if constexpr (kRows > 4) {
+      affine_rows<4, kGroups>(a, t, codes, scales, a.acc[tile], 0);
+      affine_rows<kRows - 4, kGroups>(a, t, codes, scales, a.acc[tile], 4);
+    } else {
+      affine_rows<kRows, kGroups>(a, t, codes, scales, a.acc[tile], 0);
+    }
   }
+}
+
+template <int kRows, int kTiles, int kGroups>
+void affine_steps(const AffineSteps& a) {
+  for (int i = 0; i < kTiles; ++i) affine_tile<kRows, kGroups>(a, i);
 }
 
 // Eight weights of column c (outputs from 8 v), widened.
@@ -93,15 +165,20 @@ template <DType kType>
 }
 
 template <int kRows, DType kType>
-[[gnu::always_inline]] inline void dense_rows(const DenseSteps& a, int first_row) {
+[[gnu::always_inline]] inline void dense_rows(const DenseSteps& a, int tile, int first_row) {
   for (int first = 0; first < a.n_columns; first += kStep) {
     const int last = first + kStep < a.n_columns ? first + kStep : a.n_columns;
+    if (const int64_t ahead = a.ahead; ahead != 0 && first_row == 0) {
+      constexpr int kBytes = kStep * kTile * (kType == DType::f32 ? 4 : 2);
+      const std::byte* step = a.w[tile] + int64_t{first} / kStep * kBytes;
+      for (int i = 0; i < kBytes; i += 64) ask(step + ahead + i);
+    }
     for (int pair = 0; pair < kVectors; pair += 2) {
       __m256 part[kRows][2];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) part[r][0] = part[r][1] = _mm256_setzero_ps();
       for (int c = first; c < last; ++c) {
-        const __m256 w0 = weights<kType>(a.w, c, pair), w1 = weights<kType>(a.w, c, pair + 1);
+        const __m256 w0 = weights<kType>(a.w[tile], c, pair), w1 = weights<kType>(a.w[tile], c, pair + 1);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const __m256 x = _mm256_set1_ps(a.x[first_row + r][c]);
@@ -113,7 +190,7 @@ template <int kRows, DType kType>
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
-          float* acc = a.acc + (first_row + r) * kTile + (pair + v) * kLanes;
+          float* acc = a.acc[tile] + (first_row + r) * kTile + (pair + v) * kLanes;
           _mm256_storeu_ps(acc, _mm256_add_ps(_mm256_loadu_ps(acc), part[r][v]));
         }
       }
@@ -121,66 +198,21 @@ template <int kRows, DType kType>
   }
 }
 
-template <int kRows, DType kType>
+template <int kRows, int kTiles, DType kType>
 void dense_steps(const DenseSteps& a) {
-  if constexpr (kRows > 4) {
-    dense_rows<4, kType>(a, 0);
-    dense_rows<kRows - 4, kType>(a, 4);
-  } else {
-    dense_rows<kRows, kType>(a, 0);
-  }
-}
-
-template <int kWidth>
-const std::byte* unpack_plane(const std::byte* in, int shift, uint8_t* codes) {
-  constexpr int kPlaneQuads = 8 / kWidth;
-  const __m256i mask = _mm256_set1_epi8((1 << kWidth) - 1);
-  for (int p = 0; p < kQuads / kPlaneQuads; ++p, in += kQuadBytes) {
-    for (int v = 0; v < kVectors; ++v) {
-      const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + v * 32));
-#pragma GCC unroll 8
-      for (int i = 0; i < kPlaneQuads; ++i) {
-        auto* out = reinterpret_cast<__m256i*>(codes + (p * kPlaneQuads + i) * kQuadBytes + v * 32);
-        __m256i code = _mm256_and_si256(_mm256_srli_epi32(packed, i * kWidth), mask);
-        if (shift != 0) code = _mm256_or_si256(_mm256_slli_epi32(code, shift), _mm256_loadu_si256(out));
-        _mm256_storeu_si256(out, code);
-      }
+  for (int i = 0; i < kTiles; ++i) {
+    if constexpr (kRows > 4) {
+      dense_rows<4, kType>(a, i, 0);
+      dense_rows<kRows - 4, kType>(a, i, 4);
+    } else {
+      dense_rows<kRows, kType>(a, i, 0);
     }
   }
-  return in;
 }
 
-void unpack_step(const std::byte* packed, int bits, uint8_t* codes) {
-  switch (bits) {
-    case 2:
-      unpack_plane<2>(packed, 0, codes);
-      break;
-    case 3:
-      unpack_plane<1>(unpack_plane<2>(packed, 0, codes), 2, codes);
-      break;
-    case 4:
-      unpack_plane<4>(packed, 0, codes);
-      break;
-    case 5:
-      unpack_plane<1>(unpack_plane<4>(packed, 0, codes), 4, codes);
-      break;
-    default:
-      unpack_plane<2>(unpack_plane<4>(packed, 0, codes), 4, codes);
-      break;
-  }
-}
-
-void widen(const std::byte* values, DType dtype, int n, float* out) {
-  for (int i = 0; i < n; i += kLanes) {
-    if (dtype == DType::f32) {
-      _mm256_storeu_ps(out + i, _mm256_loadu_ps(reinterpret_cast<const float*>(values) + i));
-      continue;
-    }
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values + size_t(i) * 2));
-    _mm256_storeu_ps(out + i, dtype == DType::f16
-                                  ? _mm256_cvtph_ps(half)
-                                  : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
-  }
+void add(float* a, const float* b, int n) {
+  for (int i = 0; i < n; i += kLanes)
+    _mm256_storeu_ps(a + i, _mm256_add_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i)));
 }
 
 uint32_t largest_lane(__m256i v) {
@@ -235,15 +267,22 @@ void quantize_row(const float* x, int k, ActivationGroup* out) {
 
 }  // namespace avx2
 
-#define TD_ROWS(f, arg) f<1, arg>, f<2, arg>, f<3, arg>, f<4, arg>, f<5, arg>, f<6, arg>, f<7, arg>, f<8, arg>
+#define TD_ROWS(f, arg)                                       \
+  {                                                           \
+    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
+     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
+    {                                                         \
+      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
+    }                                                         \
+  }
 const LinearKernels kAvx2Linear = {
-    .affine = {TD_ROWS(avx2::affine_steps, 1)},
-    .affine_half = {TD_ROWS(avx2::affine_steps, 2)},
-    .dense_bf16 = {TD_ROWS(avx2::dense_steps, DType::bf16)},
-    .dense_f16 = {TD_ROWS(avx2::dense_steps, DType::f16)},
-    .dense_f32 = {TD_ROWS(avx2::dense_steps, DType::f32)},
+    .affine = TD_ROWS(avx2::affine_steps, 1),
+    .affine_half = TD_ROWS(avx2::affine_steps, 2),
+    .dense_bf16 = TD_ROWS(avx2::dense_steps, DType::bf16),
+    .dense_f16 = TD_ROWS(avx2::dense_steps, DType::f16),
+    .dense_f32 = TD_ROWS(avx2::dense_steps, DType::f32),
     .unpack_step = avx2::unpack_step,
-    .widen = avx2::widen,
+    .add = avx2::add,
     .quantize_row = avx2::quantize_row,
 };
 #undef TD_ROWS

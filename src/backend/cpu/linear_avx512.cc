@@ -12,70 +12,119 @@ namespace avx512 {
 constexpr int kLanes = 16;
 constexpr int kVectors = kTile / kLanes;
 
-// Work      kRows x 32 sums per step in registers: 2 weight vectors and one broadcast per row feed 2 kRows
-// byte dot
-//           products for each quad of columns; then one conversion, one product and two fma per 16 outputs
-//           and row
-// Bound     few rows: memory (2,176 bytes per 8-bit step); many: the dot products, 32 kRows per step at two a
-// cycle
-template <int kRows, int kGroups>
+[[gnu::always_inline]] inline void ask(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+}
+
+// 32 scales or biases, widened.
+[[gnu::always_inline]] inline void load_scales(const std::byte* p, DType dtype, __m512 (&out)[kVectors]) {
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    if (dtype == DType::f32) {
+      out[v] = _mm512_loadu_ps(p + v * 64);
+      continue;
+    }
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + v * 32));
+    out[v] = dtype == DType::f16 ? _mm512_cvtph_ps(half)
+                                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+}
+
+void unpack_step(const std::byte* packed, int bits, int64_t ahead, uint8_t* codes);
+
+// Work      kTiles x kRows x 32 sums per step in registers: 2 weight vectors per tile and one broadcast per
+// row feed
+//           2 kTiles kRows byte dot products for each quad of columns; then one conversion, one product and
+//           two fma per 16 outputs and row
+// Bound     few rows: memory (2,176 bytes per 8-bit step and tile); many: the dot products, 32 kRows per step
+// at two a
+//           cycle
+template <int kRows, int kTiles, int kGroups>
 void affine_steps(const AffineSteps& a) {
   constexpr int kGroupQuads = kQuads / kGroups;
   const ActivationGroup* x[kRows];
   for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
-  __m512 acc[kRows][kVectors];
+  alignas(64) uint8_t unpacked[kTiles][kStepCodes];
+  const int64_t scale_bytes = 2 * kTile * (a.scale_dtype == DType::f32 ? 4 : 2);
+  int64_t code_offset = 0, scale_offset = 0;
+  for (int t = 0, in_block = 0; t < a.n_steps; ++t) {
+    const int64_t ahead = a.ahead;
+    const std::byte* step[kTiles];
+    const uint8_t* codes[kTiles];
+#pragma GCC unroll 2
+    for (int i = 0; i < kTiles; ++i) {
+      step[i] = a.codes[i] + code_offset + in_block * a.code_step;
+      codes[i] = reinterpret_cast<const uint8_t*>(step[i]);
+      if (a.bits != 8) {
+        unpack_step(step[i], a.bits, ahead, unpacked[i]);
+        codes[i] = unpacked[i];
+      }
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < kGroups; ++g) {
+      __m512i dot[kTiles][kRows][kVectors];
+#pragma GCC unroll 2
+      for (int i = 0; i < kTiles; ++i) {
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_loadu_ps(a.acc + r * kTile + v * kLanes);
-  }
-  const uint8_t* codes = a.codes;
-  const float* scales = a.scales;
-  for (int t = 0; t < a.n_steps; ++t, codes += a.code_stride) {
-#pragma GCC unroll 2
-    for (int g = 0; g < kGroups; ++g, scales += 2 * kTile) {
-      __m512i dot[kRows][kVectors];
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) dot[r][v] = _mm512_setzero_si512();
+          for (int v = 0; v < kVectors; ++v) dot[i][r][v] = _mm512_setzero_si512();
+        }
       }
 #pragma GCC unroll 16
       for (int j = g * kGroupQuads; j < (g + 1) * kGroupQuads; ++j) {
-        const __m512i w0 = _mm512_loadu_si512(codes + j * kQuadBytes);
-        const __m512i w1 = _mm512_loadu_si512(codes + j * kQuadBytes + 64);
+        __m512i w[kTiles][kVectors];
+#pragma GCC unroll 2
+        for (int i = 0; i < kTiles; ++i) {
+          w[i][0] = _mm512_loadu_si512(codes[i] + j * kQuadBytes);
+          w[i][1] = _mm512_loadu_si512(codes[i] + j * kQuadBytes + 64);
+          if (ahead != 0 && a.bits == 8) {
+            ask(step[i] + ahead + j * kQuadBytes);
+            ask(step[i] + ahead + j * kQuadBytes + 64);
+          }
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           int32_t quad;
           memcpy(&quad, x[r][t].q + 4 * j, 4);
           const __m512i b = _mm512_set1_epi32(quad);
-          dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], w0, b);
-          dot[r][1] = _mm512_dpbusd_epi32(dot[r][1], w1, b);
+#pragma GCC unroll 2
+          for (int i = 0; i < kTiles; ++i) {
+            dot[i][r][0] = _mm512_dpbusd_epi32(dot[i][r][0], w[i][0], b);
+            dot[i][r][1] = _mm512_dpbusd_epi32(dot[i][r][1], w[i][1], b);
+          }
         }
       }
-      __m512 scale[kVectors], bias[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        scale[v] = _mm512_loadu_ps(scales + v * kLanes);
-        bias[v] = _mm512_loadu_ps(scales + kTile + v * kLanes);
-      }
+      for (int i = 0; i < kTiles; ++i) {
+        __m512 scale[kVectors], bias[kVectors];
+        const std::byte* scales = a.scales[i] + scale_offset + g * scale_bytes;
+        load_scales(scales, a.scale_dtype, scale);
+        load_scales(scales + scale_bytes / 2, a.scale_dtype, bias);
+        if (ahead != 0) {
+          ask(scales + ahead);
+          ask(scales + ahead + 64);
+        }
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const __m512 step = _mm512_set1_ps(x[r][t].step);
-        const __m512 sum = _mm512_set1_ps(kGroups == 1 ? x[r][t].sum : x[r][t].half_sum[g]);
+        for (int r = 0; r < kRows; ++r) {
+          const __m512 x_step = _mm512_set1_ps(x[r][t].step);
+          const __m512 x_sum = _mm512_set1_ps(kGroups == 1 ? x[r][t].sum : x[r][t].half_sum[g]);
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          acc[r][v] =
-              _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][v]), _mm512_mul_ps(scale[v], step), acc[r][v]);
-          acc[r][v] = _mm512_fmadd_ps(bias[v], sum, acc[r][v]);
+          for (int v = 0; v < kVectors; ++v) {
+            float* out = a.acc[i] + r * kTile + v * kLanes;
+            __m512 acc = _mm512_loadu_ps(out);
+            acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[i][r][v]), _mm512_mul_ps(scale[v], x_step), acc);
+            acc = _mm512_fmadd_ps(bias[v], x_sum, acc);
+            _mm512_storeu_ps(out, acc);
+          }
         }
       }
     }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(a.acc + r * kTile + v * kLanes, acc[r][v]);
+    if (++in_block == a.steps_per_block) {
+      in_block = 0;
+      code_offset += a.code_block;
+      scale_offset += a.scale_block;
+    }
   }
 }
 
@@ -133,43 +182,65 @@ struct PlainColumns {
   }
 };
 
-// Work      kRows x 32 fp32 sums in registers; a column costs 2 widenings and 2 kRows fma
-// Bound     few rows: memory (4,096 bytes per bf16 step); many: 128 kRows fma per step at two a cycle
-template <int kRows, class Columns>
+// Work      kTiles x kRows x 32 fp32 sums in registers; a column costs 2 widenings per tile and 2 kTiles
+// kRows fma Bound     few rows: memory (4,096 bytes per bf16 step and tile); many: 128 kRows fma per step at
+// two a cycle
+template <int kRows, int kTiles, class Columns>
 void dense_steps(const DenseSteps& a) {
   const float* x[kRows];
   for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
-  const std::byte* w = a.w;
+  const std::byte* w[kTiles];
+  for (int i = 0; i < kTiles; ++i) w[i] = a.w[i];
   for (int first = 0; first < a.n_columns; first += kStep) {
     const int n = a.n_columns - first < kStep ? a.n_columns - first : kStep;
-    __m512 part[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    const int64_t ahead = a.ahead;
+    __m512 part[kTiles][kRows][kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) part[r][v] = _mm512_setzero_ps();
+    for (int i = 0; i < kTiles; ++i) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) part[i][r][v] = _mm512_setzero_ps();
+      }
     }
     int c = 0;
-    for (; c + 2 <= n; c += 2) Columns::template add<kRows, 2>(w, x, first + c, part);
-    if (c < n) Columns::template add<kRows, 1>(w, x, first + c, part);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (; c + 2 <= n; c += 2) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        float* acc = a.acc + r * kTile + v * kLanes;
-        _mm512_storeu_ps(acc, _mm512_add_ps(_mm512_loadu_ps(acc), part[r][v]));
+      for (int i = 0; i < kTiles; ++i) {
+        if (ahead != 0) {
+          ask(w[i] + ahead);
+          ask(w[i] + ahead + 64);
+        }
+        Columns::template add<kRows, 2>(w[i], x, first + c, part[i]);
+      }
+    }
+    if (c < n) {
+#pragma GCC unroll 2
+      for (int i = 0; i < kTiles; ++i) Columns::template add<kRows, 1>(w[i], x, first + c, part[i]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < kTiles; ++i) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          float* acc = a.acc[i] + r * kTile + v * kLanes;
+          _mm512_storeu_ps(acc, _mm512_add_ps(_mm512_loadu_ps(acc), part[i][r][v]));
+        }
       }
     }
   }
 }
 
 template <int kWidth>
-const std::byte* unpack_plane(const std::byte* in, int shift, uint8_t* codes) {
+const std::byte* unpack_plane(const std::byte* in, int shift, int64_t ahead, uint8_t* codes) {
   constexpr int kPlaneQuads = 8 / kWidth;
   const __m512i mask = _mm512_set1_epi8((1 << kWidth) - 1);
   for (int p = 0; p < kQuads / kPlaneQuads; ++p, in += kQuadBytes) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       const __m512i packed = _mm512_loadu_si512(in + v * 64);
+      if (ahead != 0) ask(in + v * 64 + ahead);
 #pragma GCC unroll 8
       for (int i = 0; i < kPlaneQuads; ++i) {
         uint8_t* out = codes + (p * kPlaneQuads + i) * kQuadBytes + v * 64;
@@ -183,37 +254,29 @@ const std::byte* unpack_plane(const std::byte* in, int shift, uint8_t* codes) {
   return in;
 }
 
-void unpack_step(const std::byte* packed, int bits, uint8_t* codes) {
+void unpack_step(const std::byte* packed, int bits, int64_t ahead, uint8_t* codes) {
   switch (bits) {
     case 2:
-      unpack_plane<2>(packed, 0, codes);
+      unpack_plane<2>(packed, 0, ahead, codes);
       break;
     case 3:
-      unpack_plane<1>(unpack_plane<2>(packed, 0, codes), 2, codes);
+      unpack_plane<1>(unpack_plane<2>(packed, 0, ahead, codes), 2, ahead, codes);
       break;
     case 4:
-      unpack_plane<4>(packed, 0, codes);
+      unpack_plane<4>(packed, 0, ahead, codes);
       break;
     case 5:
-      unpack_plane<1>(unpack_plane<4>(packed, 0, codes), 4, codes);
+      unpack_plane<1>(unpack_plane<4>(packed, 0, ahead, codes), 4, ahead, codes);
       break;
     default:
-      unpack_plane<2>(unpack_plane<4>(packed, 0, codes), 4, codes);
+      unpack_plane<2>(unpack_plane<4>(packed, 0, ahead, codes), 4, ahead, codes);
       break;
   }
 }
 
-void widen(const std::byte* values, DType dtype, int n, float* out) {
-  for (int i = 0; i < n; i += kLanes) {
-    if (dtype == DType::f32) {
-      _mm512_storeu_ps(out + i, _mm512_loadu_ps(values + size_t(i) * 4));
-      continue;
-    }
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + size_t(i) * 2));
-    _mm512_storeu_ps(out + i, dtype == DType::f16
-                                  ? _mm512_cvtph_ps(half)
-                                  : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)));
-  }
+void add(float* a, const float* b, int n) {
+  for (int i = 0; i < n; i += kLanes)
+    _mm512_storeu_ps(a + i, _mm512_add_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i)));
 }
 
 void quantize_row(const float* x, int k, ActivationGroup* out) {
@@ -253,15 +316,22 @@ void quantize_row(const float* x, int k, ActivationGroup* out) {
 
 }  // namespace avx512
 
-#define TD_ROWS(f, arg) f<1, arg>, f<2, arg>, f<3, arg>, f<4, arg>, f<5, arg>, f<6, arg>, f<7, arg>, f<8, arg>
+#define TD_ROWS(f, arg)                                       \
+  {                                                           \
+    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
+     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
+    {                                                         \
+      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
+    }                                                         \
+  }
 const LinearKernels kAvx512Linear = {
-    .affine = {TD_ROWS(avx512::affine_steps, 1)},
-    .affine_half = {TD_ROWS(avx512::affine_steps, 2)},
-    .dense_bf16 = {TD_ROWS(avx512::dense_steps, avx512::Bf16Columns)},
-    .dense_f16 = {TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f16>)},
-    .dense_f32 = {TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f32>)},
+    .affine = TD_ROWS(avx512::affine_steps, 1),
+    .affine_half = TD_ROWS(avx512::affine_steps, 2),
+    .dense_bf16 = TD_ROWS(avx512::dense_steps, avx512::Bf16Columns),
+    .dense_f16 = TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f16>),
+    .dense_f32 = TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f32>),
     .unpack_step = avx512::unpack_step,
-    .widen = avx512::widen,
+    .add = avx512::add,
     .quantize_row = avx512::quantize_row,
 };
 #undef TD_ROWS

@@ -12,39 +12,51 @@
 namespace tandem::cpu {
 
 inline constexpr int kMaxBlockRows = 8;  // rows that one kernel call takes
+inline constexpr int kMaxPairRows = 4;  // up to here a call may take two tiles: two streams of memory at once
+inline constexpr int kMaxTiles = 2;
 
-// acc[r][o] += `n_steps` affine steps. codes: u8 [step][16][32][4], code_stride bytes from step to step.
-// scales: fp32 [step][group of the step][scale, bias][32]. x[r]: the rows' activation groups, first step
-// first.
+// acc[i][r][o] += affine steps of tile i.
 struct AffineSteps {
-  const uint8_t* codes;
-  int64_t code_stride;
-  const float* scales;
+  // Step t lies at codes + (t / steps_per_block) * code_block + (t % steps_per_block) * code_step: u8 codes
+  // [16 quads][32][4], or bit planes if bits < 8. Its scales lie at scales + (t / steps_per_block) *
+  // scale_block.
+  const std::byte* codes[kMaxTiles];
+  const std::byte* scales[kMaxTiles];
+  int64_t code_step, code_block, scale_block;
+  int steps_per_block;
+  int bits;
+  DType scale_dtype;
   int n_steps;
-  const ActivationGroup* x[kMaxBlockRows];
-  float* acc;  // [rows][32]
+  const ActivationGroup* x[kMaxBlockRows];  // of the first step
+  float* acc[kMaxTiles];                    // [rows][32]
+  int64_t ahead;  // ask for memory this many bytes ahead of what is read (0: do not); never changes a result
 };
 
-// acc[r][o] += `n_columns` dense columns in steps of 64 (the last one may be shorter).
+// acc[i][r][o] += `n_columns` dense columns in steps of 64 (the last one may be shorter).
 struct DenseSteps {
-  const std::byte* w;
+  const std::byte* w[kMaxTiles];
   int n_columns;
   const float* x[kMaxBlockRows];
-  float* acc;  // [rows][32]
+  float* acc[kMaxTiles];  // [rows][32]
+  int64_t ahead;          // as above
+};
+
+// Kernels for one tile by rows - 1, then for two.
+template <class Steps>
+struct ByRows {
+  void (*one[kMaxBlockRows])(const Steps&);
+  void (*two[kMaxPairRows])(const Steps&);
 };
 
 struct LinearKernels {
-  // By rows - 1.
-  void (*affine[kMaxBlockRows])(const AffineSteps&);       // one weight group per step
-  void (*affine_half[kMaxBlockRows])(const AffineSteps&);  // two: groups of 32
-  void (*dense_bf16[kMaxBlockRows])(const DenseSteps&);
-  void (*dense_f16[kMaxBlockRows])(const DenseSteps&);
-  void (*dense_f32[kMaxBlockRows])(const DenseSteps&);
+  ByRows<AffineSteps> affine;       // one weight group per step
+  ByRows<AffineSteps> affine_half;  // two: groups of 32
+  ByRows<DenseSteps> dense_bf16, dense_f16, dense_f32;
 
   // Bit planes of one step -> u8 codes [16][32][4]. bits < 8.
-  void (*unpack_step)(const std::byte* packed, int bits, uint8_t* codes);
-  // `n` values (a multiple of 32) widened to fp32.
-  void (*widen)(const std::byte* values, DType dtype, int n, float* out);
+  void (*unpack_step)(const std::byte* packed, int bits, int64_t ahead, uint8_t* codes);
+  // a[i] += b[i]; n a multiple of 32.
+  void (*add)(float* a, const float* b, int n);
   void (*quantize_row)(const float* x, int k, ActivationGroup* out);
 };
 

@@ -9,68 +9,7 @@
 namespace tandem::cpu {
 namespace portable {
 
-template <int kRows, int kGroups>
-void affine_steps(const AffineSteps& a) {
-  constexpr int kGroupQuads = kQuads / kGroups;
-  for (int t = 0; t < a.n_steps; ++t) {
-    for (int g = 0; g < kGroups; ++g) {
-      const uint8_t* codes = a.codes + t * a.code_stride + g * kGroupQuads * kQuadBytes;
-      const float* scale = a.scales + (t * kGroups + g) * 2 * kTile;
-      const float* bias = scale + kTile;
-      for (int r = 0; r < kRows; ++r) {
-        const ActivationGroup& x = a.x[r][t];
-        const int8_t* q = x.q + g * kGroupQuads * 4;
-        int32_t dot[kTile] = {};
-        for (int j = 0; j < kGroupQuads; ++j) {
-          for (int o = 0; o < kTile; ++o) {
-            const uint8_t* c = codes + j * kQuadBytes + o * 4;
-            dot[o] += c[0] * q[4 * j] + c[1] * q[4 * j + 1] + c[2] * q[4 * j + 2] + c[3] * q[4 * j + 3];
-          }
-        }
-        const float sum = kGroups == 1 ? x.sum : x.half_sum[g];
-        float* acc = a.acc + r * kTile;
-        for (int o = 0; o < kTile; ++o) {
-          acc[o] = std::fma(float(dot[o]), scale[o] * x.step, acc[o]);
-          acc[o] = std::fma(bias[o], sum, acc[o]);
-        }
-      }
-    }
-  }
-}
-
-float value_at(const std::byte* w, DType dtype, int column, int o) {
-  if (dtype == DType::f32) {
-    float v;
-    memcpy(&v, w + (size_t(column) * kTile + size_t(o)) * 4, 4);
-    return v;
-  }
-  uint16_t v;
-  if (dtype == DType::f16) {
-    memcpy(&v, w + (size_t(column) * kTile + size_t(o)) * 2, 2);
-    return float_from_f16(v);
-  }
-  memcpy(&v, w + (size_t(column / 2) * kTile * 2 + size_t(o) * 2 + size_t(column % 2)) * 2, 2);
-  return float_from_bf16(v);
-}
-
-template <int kRows, DType kType>
-void dense_steps(const DenseSteps& a) {
-  for (int first = 0; first < a.n_columns; first += kStep) {
-    const int last = std::min(first + kStep, a.n_columns);
-    float part[kRows][kTile] = {};
-    for (int c = first; c < last; ++c) {
-      for (int o = 0; o < kTile; ++o) {
-        const float w = value_at(a.w, kType, c, o);
-        for (int r = 0; r < kRows; ++r) part[r][o] = std::fma(w, a.x[r][c], part[r][o]);
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      for (int o = 0; o < kTile; ++o) a.acc[r * kTile + o] += part[r][o];
-    }
-  }
-}
-
-void unpack_step(const std::byte* packed, int bits, uint8_t* codes) {
+void unpack_step(const std::byte* packed, int bits, int64_t, uint8_t* codes) {
   std::fill(codes, codes + kStepCodes, uint8_t{0});
   const auto* in = reinterpret_cast<const uint8_t*>(packed);
   int shift = 0;
@@ -89,16 +28,99 @@ void unpack_step(const std::byte* packed, int bits, uint8_t* codes) {
   }
 }
 
-void widen(const std::byte* values, DType dtype, int n, float* out) {
+float scale_at(const std::byte* scales, DType dtype, int i) {
   if (dtype == DType::f32) {
-    memcpy(out, values, size_t(n) * 4);
-    return;
+    float v;
+    memcpy(&v, scales + size_t(i) * 4, 4);
+    return v;
   }
-  for (int i = 0; i < n; ++i) {
-    uint16_t v;
-    memcpy(&v, values + size_t(i) * 2, 2);
-    out[i] = dtype == DType::bf16 ? float_from_bf16(v) : float_from_f16(v);
+  uint16_t v;
+  memcpy(&v, scales + size_t(i) * 2, 2);
+  return dtype == DType::bf16 ? float_from_bf16(v) : float_from_f16(v);
+}
+
+template <int kRows, int kGroups>
+void affine_tile(const AffineSteps& a, int tile) {
+  constexpr int kGroupQuads = kQuads / kGroups;
+  for (int t = 0; t < a.n_steps; ++t) {
+    const std::byte* step =
+        a.codes[tile] + t / a.steps_per_block * a.code_block + t % a.steps_per_block * a.code_step;
+    const std::byte* scales = a.scales[tile] + t / a.steps_per_block * a.scale_block;
+    uint8_t unpacked[kStepCodes];
+    if (a.bits != 8) unpack_step(step, a.bits, 0, unpacked);
+    for (int g = 0; g < kGroups; ++g) {
+      const uint8_t* codes = a.bits == 8 ? reinterpret_cast<const uint8_t*>(step) : unpacked;
+      codes += g * kGroupQuads * kQuadBytes;
+      float scale[kTile], bias[kTile];
+      for (int o = 0; o < kTile; ++o) {
+        scale[o] = scale_at(scales, a.scale_dtype, 2 * g * kTile + o);
+        bias[o] = scale_at(scales, a.scale_dtype, (2 * g + 1) * kTile + o);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        const ActivationGroup& x = a.x[r][t];
+        const int8_t* q = x.q + g * kGroupQuads * 4;
+        int32_t dot[kTile] = {};
+        for (int j = 0; j < kGroupQuads; ++j) {
+          for (int o = 0; o < kTile; ++o) {
+            const uint8_t* c = codes + j * kQuadBytes + o * 4;
+            dot[o] += c[0] * q[4 * j] + c[1] * q[4 * j + 1] + c[2] * q[4 * j + 2] + c[3] * q[4 * j + 3];
+          }
+        }
+        const float sum = kGroups == 1 ? x.sum : x.half_sum[g];
+        float* acc = a.acc[tile] + r * kTile;
+        for (int o = 0; o < kTile; ++o) {
+          acc[o] = std::fma(float(dot[o]), scale[o] * x.step, acc[o]);
+          acc[o] = std::fma(bias[o], sum, acc[o]);
+        }
+      }
+    }
   }
+}
+
+template <int kRows, int kTiles, int kGroups>
+void affine_steps(const AffineSteps& a) {
+  for (int i = 0; i < kTiles; ++i) affine_tile<kRows, kGroups>(a, i);
+}
+
+float value_at(const std::byte* w, DType dtype, int column, int o) {
+  if (dtype == DType::f32) {
+    float v;
+    memcpy(&v, w + (size_t(column) * kTile + size_t(o)) * 4, 4);
+    return v;
+  }
+  uint16_t v;
+  if (dtype == DType::f16) {
+    memcpy(&v, w + (size_t(column) * kTile + size_t(o)) * 2, 2);
+    return float_from_f16(v);
+  }
+  memcpy(&v, w + (size_t(column / 2) * kTile * 2 + size_t(o) * 2 + size_t(column % 2)) * 2, 2);
+  return float_from_bf16(v);
+}
+
+template <int kRows, DType kType>
+void dense_tile(const DenseSteps& a, int tile) {
+  for (int first = 0; first < a.n_columns; first += kStep) {
+    const int last = std::min(first + kStep, a.n_columns);
+    float part[kRows][kTile] = {};
+    for (int c = first; c < last; ++c) {
+      for (int o = 0; o < kTile; ++o) {
+        const float w = value_at(a.w[tile], kType, c, o);
+        for (int r = 0; r < kRows; ++r) part[r][o] = std::fma(w, a.x[r][c], part[r][o]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int o = 0; o < kTile; ++o) a.acc[tile][r * kTile + o] += part[r][o];
+    }
+  }
+}
+
+template <int kRows, int kTiles, DType kType>
+void dense_steps(const DenseSteps& a) {
+  for (int i = 0; i < kTiles; ++i) dense_tile<kRows, kType>(a, i);
+}
+
+void add(float* a, const float* b, int n) {
+  for (int i = 0; i < n; ++i) a[i] += b[i];
 }
 
 void quantize_row(const float* x, int k, ActivationGroup* out) {
@@ -128,15 +150,22 @@ void quantize_row(const float* x, int k, ActivationGroup* out) {
 
 }  // namespace portable
 
-#define TD_ROWS(f, arg) f<1, arg>, f<2, arg>, f<3, arg>, f<4, arg>, f<5, arg>, f<6, arg>, f<7, arg>, f<8, arg>
+#define TD_ROWS(f, arg)                                       \
+  {                                                           \
+    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
+     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
+    {                                                         \
+      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
+    }                                                         \
+  }
 const LinearKernels kPortableLinear = {
-    .affine = {TD_ROWS(portable::affine_steps, 1)},
-    .affine_half = {TD_ROWS(portable::affine_steps, 2)},
-    .dense_bf16 = {TD_ROWS(portable::dense_steps, DType::bf16)},
-    .dense_f16 = {TD_ROWS(portable::dense_steps, DType::f16)},
-    .dense_f32 = {TD_ROWS(portable::dense_steps, DType::f32)},
+    .affine = TD_ROWS(portable::affine_steps, 1),
+    .affine_half = TD_ROWS(portable::affine_steps, 2),
+    .dense_bf16 = TD_ROWS(portable::dense_steps, DType::bf16),
+    .dense_f16 = TD_ROWS(portable::dense_steps, DType::f16),
+    .dense_f32 = TD_ROWS(portable::dense_steps, DType::f32),
     .unpack_step = portable::unpack_step,
-    .widen = portable::widen,
+    .add = portable::add,
     .quantize_row = portable::quantize_row,
 };
 #undef TD_ROWS
