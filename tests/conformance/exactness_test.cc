@@ -36,7 +36,7 @@ Rows plain_steps(Stack& stack, Sequence& seq, const Rows& x) {
 }
 
 TEST_P(Exactness, ASequenceInABatchOfEightEqualsItselfAlone) {
-  for_cases(4, 100, [&](Rng& rng) {
+  for_cases(2, 100, [&](Rng& rng) {
     const StackShape shape = random_shape(rng);
     SCOPED_TRACE(shape.text());
     Stack together(*backend_, shape, 7), alone(*backend_, shape, 7);
@@ -79,7 +79,7 @@ TEST_P(Exactness, ASequenceInABatchOfEightEqualsItselfAlone) {
 }
 
 TEST_P(Exactness, RowsOfAVerifyStepEqualPlainStepsAndSoDoesTheCommittedPrefix) {
-  for_cases(6, 200, [&](Rng& rng) {
+  for_cases(4, 200, [&](Rng& rng) {
     const StackShape shape = random_shape(rng);
     SCOPED_TRACE(shape.text());
     Stack stack(*backend_, shape, 8);
@@ -161,7 +161,7 @@ TEST_P(Exactness, AnyPathOfRowsFoldsTheSameInAStepAndInAFlush) {
 }
 
 TEST_P(Exactness, APromptCutAtMultiplesOf64GivesTheSameRowsStateAndCache) {
-  for_cases(4, 500, [&](Rng& rng) {
+  for_cases(3, 500, [&](Rng& rng) {
     const StackShape shape = random_shape(rng);
     SCOPED_TRACE(shape.text());
     Stack whole(*backend_, shape, 11), cut(*backend_, shape, 11);
@@ -234,7 +234,7 @@ TEST_P(Exactness, PrefillAfterDecodingEqualsPrefillAfterAFlush) {
 
 // A fused block may do less work than the primitives that define it, but not other arithmetic.
 TEST_P(Exactness, BlocksEqualThePrimitivesTheyAreComposedOf) {
-  for_cases(4, 900, [&](Rng& rng) {
+  for_cases(3, 900, [&](Rng& rng) {
     const StackShape shape = random_shape(rng);
     SCOPED_TRACE(shape.text());
     Stack blocks(*backend_, shape, 15), primitives(*backend_, shape, 15);
@@ -258,7 +258,7 @@ class ThreadIndependence : public testing::TestWithParam<std::string> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ThreadIndependence);
 
 TEST_P(ThreadIndependence, OneTwoAndThreeThreadsGiveTheSameBits) {
-  for_cases(4, 800, [&](Rng& rng) {
+  for_cases(2, 800, [&](Rng& rng) {
     const StackShape shape = random_shape(rng);
     SCOPED_TRACE(shape.text());
     const Rng start = rng;

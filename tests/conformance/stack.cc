@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "engine/counting_allocator.h"
+
 namespace tandem::conformance {
 namespace {
 
@@ -336,11 +338,13 @@ Rows Stack::run(Path path, const std::vector<Part>& parts) {
   const MutView x = x_.row_range(0, in.rows), angles = angles_.row_range(0, in.rows);
   b.copy_in(static_cast<std::byte*>(x_.data), std::as_bytes(std::span(in.v)));
   b.rope_angles(step, frequencies_, 1.1f, angles);
+  start_counting_allocations();
   if (composed_) {
     run_primitives(step, x, angles);
   } else {
     run_blocks(step, x, angles);
   }
+  allocations_ = stop_counting_allocations();
 
   Rows out(in.rows, 2 * shape_.hidden + (path == Path::decode ? shape_.vocab : 0));
   const auto read = [&](MutView v, int first) {
@@ -392,6 +396,22 @@ void Stack::flush(Sequence& sequence) {
                     .pages = sequence.pages};
   backend_->fold_states({.path = Path::decode, .n_rows = 1, .seqs = {&seq, 1}}, shape_.delta, delta_state());
   sequence.pending.clear();
+}
+
+void Stack::copy(const Sequence& from, Sequence& to) {
+  const auto copy_slot = [&](Memory& m) {
+    const size_t n = m.bytes() / 4 / kSlots;
+    m.write_floats(size_t(to.slot) * n, m.read_floats(size_t(from.slot) * n, 1, int(n)));
+  };
+  for (Memory* m : {&s_, &conv_, &tape_g_, &tape_k_, &tape_delta_, &tape_conv_}) copy_slot(*m);
+  const size_t page_floats = backend_->kv_page_bytes(shape_.attention) / 4;
+  for (size_t i = 0; i < from.pages.size(); ++i) {
+    pages_.write_floats(size_t(to.pages[i]) * page_floats,
+                        pages_.read_floats(size_t(from.pages[i]) * page_floats, 1, int(page_floats)));
+  }
+  to.length = from.length;
+  to.tape = from.tape;
+  to.pending = from.pending;
 }
 
 Rows Stack::recurrent_state(const Sequence& sequence) const {

@@ -69,6 +69,11 @@ class Stack {
   // Folds what is pending.
   void flush(Sequence& sequence);
 
+  // Copies state and pages of `from` to the places of `to`, byte by byte.
+  void copy(const Sequence& from, Sequence& to);
+  // Calls of the allocator while the last step's operations ran.
+  int allocations_of_last_step() const { return allocations_; }
+
   // S and conv window of a slot as they lie in memory, and all bytes of the sequence's KV pages.
   Rows recurrent_state(const Sequence& sequence) const;
   std::vector<std::byte> kv(const Sequence& sequence) const;
@@ -94,6 +99,7 @@ class Stack {
   Backend* backend_;
   StackShape shape_;
   bool composed_ = false;
+  int allocations_ = 0;
   Rng rng_;
   std::vector<Matrix> matrices_;
   const Weight *delta_in_, *delta_out_, *attention_in_, *attention_out_, *gate_up_, *down_, *head_;
