@@ -26,9 +26,11 @@ constexpr int kPassRows = 32;   // rows that share one pass over a tile
 constexpr int kChunkSteps = 4;  // steps that blocks of rows share: their codes stay in the first-level cache
 constexpr int kMaxSliceDepth = 4;  // pending sums of a tree over 8 slices
 
-// Weights claimed at a time: long enough a stream for the hardware's own prefetching, and what rows beyond
-// the first pass find in the second-level cache.
+// Weights claimed at a time: a stream long enough for the hardware's own prefetching; less where later passes
+// shall find them in the second-level cache.
 constexpr size_t kClaimBytes = 512 << 10;
+constexpr size_t kClaimBytesOfPasses = 256 << 10;
+
 // How far ahead of its reads a kernel asks for weights. While several rows are computed the memory would
 // stand idle otherwise; one or two streams at full speed want less.
 constexpr int64_t kAheadBytes = 8192;
@@ -56,13 +58,13 @@ struct Tiles {
   int first[kMaxTiles];  // output
 };
 
-// Calls f(first, n, block, n_blocks) for blocks of rows that one kernel call takes, as equal as can be.
+// Calls f(first, n) for blocks of rows that one kernel call takes, as equal as can be.
 template <class F>
 void for_row_blocks(int n_rows, F f) {
   const int n_blocks = (n_rows + kMaxBlockRows - 1) / kMaxBlockRows;
   for (int i = 0; i < n_blocks; ++i) {
     const int first = n_rows * i / n_blocks;
-    f(first, n_rows * (i + 1) / n_blocks - first, i, n_blocks);
+    f(first, n_rows * (i + 1) / n_blocks - first);
   }
 }
 
@@ -78,22 +80,15 @@ void affine_slice(const Job& job, const Tiles& tiles, int slice, const PassRows&
   const AffineLayout layout(format, shape.k);
   const int n_steps = (shape.slice_k() + kStep - 1) / kStep;
   const auto& kernels = format.group < kStep ? job.kernels.affine_half : job.kernels.affine;
-  // One block of rows takes the slice in one go. Several share chunks of it; what is not bytes is unpacked
-  // once for all.
+  // One block of rows takes the slice in one go. Several share chunks of it: the first one reads the stream
+  // (and unpacks what is not bytes), the others find it in the cache.
   const int chunk = rows.n <= kMaxBlockRows ? n_steps : kChunkSteps;
-  const bool unpack = format.bits != 8 && rows.n > kMaxBlockRows;
   alignas(64) uint8_t unpacked[kChunkSteps][kStepCodes];
+  const bool share_unpacked = format.bits != 8 && rows.n > kMaxBlockRows;
   AffineSteps args;
   args.steps_per_block = layout.steps_per_block;
-  args.code_step = int64_t(layout.step_bytes);
-  args.code_block = args.scale_block = int64_t(layout.block_bytes);
+  args.scale_block = int64_t(layout.block_bytes);
   args.scale_dtype = format.scale_dtype;
-  args.bits = format.bits;
-  if (unpack) {
-    args.code_step = kStepCodes;
-    args.code_block = kStepCodes * layout.steps_per_block;
-    args.bits = 8;
-  }
   for (int t = 0; t < n_steps; t += chunk) {
     const int step = slice * n_steps + t;
     args.n_steps = std::min(chunk, n_steps - t);
@@ -101,18 +96,22 @@ void affine_slice(const Job& job, const Tiles& tiles, int slice, const PassRows&
       args.codes[i] = tiles.stream[i] + layout.step_offset(step);
       args.scales[i] = tiles.stream[i] + layout.scale_offset(step);
     }
-    if (unpack) {
-      for (int i = 0; i < args.n_steps; ++i) {
-        job.kernels.unpack_step(tiles.stream[0] + layout.step_offset(step + i), format.bits, rows.ahead,
-                                unpacked[i]);
-      }
-      args.codes[0] = reinterpret_cast<const std::byte*>(unpacked);
-    }
-    for_row_blocks(rows.n, [&](int first, int n_rows, int block, int) {
-      args.ahead = block == 0 && !unpack ? rows.ahead : 0;
+    args.code_step = int64_t(layout.step_bytes);
+    args.code_block = int64_t(layout.block_bytes);
+    args.bits = format.bits;
+    args.unpacked = share_unpacked ? unpacked[0] : nullptr;
+    args.ahead = rows.ahead;
+    for_row_blocks(rows.n, [&](int first, int n_rows) {
       for (int i = 0; i < tiles.n; ++i) args.acc[i] = acc + (i * rows.n + first) * kTile;
       for (int r = 0; r < n_rows; ++r) args.x[r] = job.x.quantized.row(rows.in[first + r]) + step;
       call(kernels, tiles.n, n_rows, args);
+      args.ahead = 0;
+      if (share_unpacked) {
+        args.codes[0] = reinterpret_cast<const std::byte*>(unpacked);
+        args.code_step = kStepCodes;
+        args.code_block = kStepCodes * layout.steps_per_block;
+        args.bits = 8;
+      }
     });
   }
 }
@@ -128,16 +127,17 @@ void dense_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& 
   for (int c = 0; c < slice_k; c += chunk) {
     DenseSteps args;
     args.n_columns = std::min(chunk, slice_k - c);
+    args.ahead = rows.ahead;
     for (int i = 0; i < tiles.n; ++i) {
       args.w[i] = tiles.stream[i] + size_t(slice) * dense_bytes(dtype, slice_k) + dense_bytes(dtype, c);
     }
-    for_row_blocks(rows.n, [&](int first, int n_rows, int block, int) {
-      args.ahead = block == 0 ? rows.ahead : 0;
+    for_row_blocks(rows.n, [&](int first, int n_rows) {
       for (int i = 0; i < tiles.n; ++i) args.acc[i] = acc + (i * rows.n + first) * kTile;
       for (int r = 0; r < n_rows; ++r) {
         args.x[r] = job.x.values + rows.in[first + r] * job.x.stride + slice * slice_k + c;
       }
       call(kernels, tiles.n, n_rows, args);
+      args.ahead = 0;
     });
   }
 }
@@ -226,8 +226,9 @@ void check_job(const Job& job) {
            "slices left apart take no bias and no residual\n");
 }
 
-int64_t claim_tiles(const LinearShape& shape) {
-  return std::max<int64_t>(1, int64_t(kClaimBytes / std::max<size_t>(1, tile_bytes(shape))));
+int64_t claim_tiles(const LinearShape& shape, int rows) {
+  const size_t bytes = rows <= kPassRows ? kClaimBytes : kClaimBytesOfPasses;
+  return std::max<int64_t>(1, int64_t(bytes / std::max<size_t>(1, tile_bytes(shape))));
 }
 
 }  // namespace
@@ -253,7 +254,7 @@ void linear(ThreadTeam& team, Isa isa, const PackedLinear& w, const LinearInput&
   const Job job{linear_kernels(isa), w, x, out};
   check_job(job);
   TD_CHECK(w.shape.n_matrices == 1, "linear on a stack of %d matrices\n", w.shape.n_matrices);
-  team.parallel_for(w.shape.n_tiles(), claim_tiles(w.shape), [&](int64_t first, int64_t last, int) {
+  team.parallel_for(w.shape.n_tiles(), claim_tiles(w.shape, rows), [&](int64_t first, int64_t last, int) {
     for (int row = 0; row < rows; row += kPassRows) {
       PassRows pass;
       pass.n = std::min(kPassRows, rows - row);
@@ -270,7 +271,7 @@ void linear_experts(ThreadTeam& team, Isa isa, const PackedLinear& w, const Line
   check_job(job);
   const int64_t n_tiles = w.shape.n_tiles();
   const int64_t n_tasks = n_tiles * int64_t(routing.groups.size());
-  team.parallel_for(n_tasks, claim_tiles(w.shape), [&](int64_t first, int64_t last, int) {
+  team.parallel_for(n_tasks, claim_tiles(w.shape, kPassRows), [&](int64_t first, int64_t last, int) {
     while (first < last) {
       const ExpertRows& group = routing.groups[size_t(first / n_tiles)];
       const int64_t first_tile = first % n_tiles;

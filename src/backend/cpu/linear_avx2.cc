@@ -119,12 +119,13 @@ template <int kRows, int kGroups>
 
 template <int kRows, int kGroups>
 [[gnu::always_inline]] inline void affine_tile(const AffineSteps& a, int tile) {
-  alignas(32) uint8_t unpacked[kStepCodes];
+  alignas(32) uint8_t here[kStepCodes];
   for (int t = 0; t < a.n_steps; ++t) {
     const int64_t ahead = a.ahead;
     const std::byte* step =
         a.codes[tile] + t / a.steps_per_block * a.code_block + t % a.steps_per_block * a.code_step;
     const std::byte* scales = a.scales[tile] + t / a.steps_per_block * a.scale_block;
+    uint8_t* unpacked = a.unpacked == nullptr ? here : a.unpacked + t * kStepCodes;
     const uint8_t* codes = unpacked;
     if (a.bits == 8) {
       codes = reinterpret_cast<const uint8_t*>(step);

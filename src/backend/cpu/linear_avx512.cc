@@ -44,7 +44,7 @@ void affine_steps(const AffineSteps& a) {
   constexpr int kGroupQuads = kQuads / kGroups;
   const ActivationGroup* x[kRows];
   for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
-  alignas(64) uint8_t unpacked[kTiles][kStepCodes];
+  alignas(64) uint8_t here[kTiles][kStepCodes];
   const int64_t scale_bytes = 2 * kTile * (a.scale_dtype == DType::f32 ? 4 : 2);
   int64_t code_offset = 0, scale_offset = 0;
   for (int t = 0, in_block = 0; t < a.n_steps; ++t) {
@@ -56,8 +56,9 @@ void affine_steps(const AffineSteps& a) {
       step[i] = a.codes[i] + code_offset + in_block * a.code_step;
       codes[i] = reinterpret_cast<const uint8_t*>(step[i]);
       if (a.bits != 8) {
-        unpack_step(step[i], a.bits, ahead, unpacked[i]);
-        codes[i] = unpacked[i];
+        uint8_t* unpacked = a.unpacked == nullptr ? here[i] : a.unpacked + t * kStepCodes;
+        unpack_step(step[i], a.bits, ahead, unpacked);
+        codes[i] = unpacked;
       }
     }
 #pragma GCC unroll 2

@@ -25,6 +25,8 @@ struct AffineSteps {
   int64_t code_step, code_block, scale_block;
   int steps_per_block;
   int bits;
+  uint8_t* unpacked;  // where bit planes go, 2,048 bytes a step, for calls after this one; null: nowhere
+                      // (bits < 8)
   DType scale_dtype;
   int n_steps;
   const ActivationGroup* x[kMaxBlockRows];  // of the first step

@@ -46,7 +46,8 @@ void affine_tile(const AffineSteps& a, int tile) {
     const std::byte* step =
         a.codes[tile] + t / a.steps_per_block * a.code_block + t % a.steps_per_block * a.code_step;
     const std::byte* scales = a.scales[tile] + t / a.steps_per_block * a.scale_block;
-    uint8_t unpacked[kStepCodes];
+    uint8_t here[kStepCodes];
+    uint8_t* unpacked = a.unpacked == nullptr ? here : a.unpacked + t * kStepCodes;
     if (a.bits != 8) unpack_step(step, a.bits, 0, unpacked);
     for (int g = 0; g < kGroups; ++g) {
       const uint8_t* codes = a.bits == 8 ? reinterpret_cast<const uint8_t*>(step) : unpacked;
