@@ -131,6 +131,7 @@ Result<jinja::Text> ChatTemplate::render_text(const ChatInput& input) const {
     variables.set(jinja::Value(jinja::Text(name, jinja::Origin::templated)), std::move(value));
   };
   try {
+    set("documents", jinja::Value());
     for (const auto& [name, token] : token_strings_) {
       set(name, jinja::Value(jinja::Text(token, jinja::Origin::templated)));
     }
@@ -142,7 +143,6 @@ Result<jinja::Text> ChatTemplate::render_text(const ChatInput& input) const {
     }
     set("messages", jinja::from_json(input.messages));
     set("tools", has_tools ? jinja::from_json(input.tools) : jinja::Value());
-    set("documents", jinja::Value());
     set("add_generation_prompt", jinja::Value(input.add_generation_prompt));
   } catch (const jinja::Failure& failure) {
     return Error{fmt::format("{}: messages, tools or extra variables: {}", chosen.name(), failure.message)};

@@ -12,7 +12,7 @@ struct Limits {
   // Nodes evaluated, items visited, elements compared.
   std::size_t steps = 20'000'000;
   // Bytes of all strings built on the way, the printed ones included.
-  std::size_t built_bytes = std::size_t{1} << 30;
+  std::size_t built_bytes = std::size_t{256} << 20;
   // Bytes of the finished text.
   std::size_t output_bytes = std::size_t{64} << 20;
   // Nesting of blocks, calls and expressions at run time.

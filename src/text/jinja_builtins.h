@@ -19,6 +19,7 @@ namespace tandem::jinja {
 // name.
 using Filter = Value (*)(Interpreter&, const Value& subject, const Args&);
 Filter find_filter(std::string_view name);
+Filter find_sequence_filter(std::string_view name);  // its part that works on lists and mappings
 
 // tests: all of Jinja 3.1's. nullptr for another name.
 using Test = bool (*)(Interpreter&, const Value& subject, const Args&);
@@ -34,7 +35,6 @@ Value call_method(Interpreter& interpreter, const Method& method, const Args& ar
 std::optional<Value> loop_attribute(const Loop& loop, std::string_view name);
 
 // --- pieces that filters and methods share
-// ------------------------------------------------------------------------
 
 enum class Case : std::uint8_t { upper, lower, capitalize };
 Value change_case(Interpreter& interpreter, const Text& text, Case to);

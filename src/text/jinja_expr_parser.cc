@@ -38,7 +38,6 @@ std::optional<Op> compare_op(const std::string& op) {
 }  // namespace
 
 // --- cursor
-// -------------------------------------------------------------------------------------------------------
 
 const Token& ExprParser::next() {
   const Token& token = tokens_[pos_];
@@ -84,7 +83,6 @@ ExprParser::Level::Level(ExprParser& parser) : parser_(parser) {
 }
 
 // --- nodes
-// --------------------------------------------------------------------------------------------------------
 
 ExprPtr ExprParser::make(ExprKind kind, int line) const {
   auto node = std::make_unique<Expr>();
@@ -107,7 +105,6 @@ void ExprParser::adopt(Expr& parent, ExprPtr child) const {
 }
 
 // --- expressions, loosest first
-// -----------------------------------------------------------------------------------
 
 ExprPtr ExprParser::parse_expression() {
   const Level level(*this);
@@ -339,7 +336,6 @@ ExprPtr ExprParser::parse_dict() {
 }
 
 // --- what may follow a primary
-// ------------------------------------------------------------------------------------
 
 ExprPtr ExprParser::parse_postfix(ExprPtr node) {
   while (true) {

@@ -36,9 +36,9 @@ class PercentFormatter {
       out_.append(format_.slice(begin, pos_));
       if (pos_ < bytes_.size()) convert();
     }
-    const std::size_t given = tuple_ != nullptr                            ? tuple_->size()
-                              : values_.is_dict() || values_.is_sequence() ? 0
-                                                                           : 1;
+    // What could be a mapping need not be used.
+    const bool optional = values_.is_dict() || values_.is_sequence() || values_.is_undefined();
+    const std::size_t given = tuple_ != nullptr ? tuple_->size() : optional ? 0 : 1;
     if (used_ < given) fail("not all arguments converted during string formatting");
     return std::move(out_);
   }

@@ -20,7 +20,6 @@ using MethodTable = std::unordered_map<std::string_view, MethodFunction>;
 constexpr std::size_t kNowhere = std::string_view::npos;
 
 // --- str
-// ----------------------------------------------------------------------------------------------------------
 
 template <Side kSide>
 Value str_strip(Interpreter& in, const Value& s, const Args& args) {
@@ -37,26 +36,34 @@ Value str_title(Interpreter& in, const Value& s, const Args& args) {
   const Bound none("title()", args, {});
   const std::string& bytes = s.bytes();
   in.budget().charge_bytes(3 * bytes.size());
+  const auto is_cased = [&](std::size_t at) {
+    return u_hasBinaryProperty(static_cast<UChar32>(code_point_at(bytes, at)), UCHAR_CASED) != 0;
+  };
   std::string out;
-  bool in_word = false;
-  for (std::size_t i = 0; i < bytes.size(); i += code_point_size(bytes, i)) {
-    const auto c = static_cast<UChar32>(code_point_at(bytes, i));
-    append_utf8(out, static_cast<char32_t>(in_word ? u_tolower(c) : u_totitle(c)));
-    in_word = u_hasBinaryProperty(c, UCHAR_CASED) != 0;
+  for (std::size_t i = 0; i < bytes.size();) {
+    std::size_t end = i + code_point_size(bytes, i);
+    if (!is_cased(i)) {
+      out.append(bytes, i, end - i);
+    } else {
+      while (end < bytes.size() && is_cased(end)) end += code_point_size(bytes, end);
+      out += to_capitalized(std::string_view(bytes).substr(i, end - i));
+    }
+    i = end;
   }
   return Value(Text(std::move(out), s.text().origin()));
 }
 
 Value piece(const Text& text, std::size_t begin, std::size_t end) { return Value(text.slice(begin, end)); }
 
-// str.split() without a separator: runs of whitespace separate, none at the ends.
+// str.split() without a separator: runs of whitespace separate, none at the ends (but what a limit leaves
+// over keeps its blanks).
 Values split_blanks(const Text& text, Int limit) {
   const std::string& bytes = text.bytes();
   Values parts;
   std::size_t i = strip_range(bytes, Side::left).begin;
   while (i < bytes.size()) {
     if (limit >= 0 && static_cast<Int>(parts.size()) == limit) {
-      parts.push_back(piece(text, i, strip_range(bytes, Side::right).end));
+      parts.push_back(piece(text, i, bytes.size()));
       break;
     }
     const std::size_t begin = i;
@@ -268,7 +275,6 @@ Value str_is_case(Interpreter& in, const Value& s, const Args& args) {
 }
 
 // --- dict, list, loop
-// ---------------------------------------------------------------------------------------------
 
 template <Sequence::Type kType>
 Value dict_view(Interpreter& in, const Value& d, const Args& args) {
@@ -285,6 +291,7 @@ Value dict_view(Interpreter& in, const Value& d, const Args& args) {
 
 Value dict_get(Interpreter&, const Value& d, const Args& args) {
   const Bound bound("get()", args, {"key", "default"});
+  require_hashable(bound.required(0));
   if (const Value* found = d.dict().find(bound.required(0))) return *found;
   return bound.has(1) ? bound.required(1) : Value();
 }

@@ -161,7 +161,10 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
     }
     return find_bytes(container.bytes(), item.bytes(), 0) != std::string_view::npos;
   }
-  if (container.is_dict()) return container.dict().find(item) != nullptr;
+  if (container.is_dict()) {
+    require_hashable(item);
+    return container.dict().find(item) != nullptr;
+  }
   const Values items = iterate(container);
   return std::any_of(items.begin(), items.end(), [&](const Value& other) { return equal(item, other); });
 }
@@ -270,7 +273,7 @@ Value slice(const Value& object, const Value& start, const Value& stop, const Va
   if (stride == 0) fail("a slice step must not be zero");
   const bool is_range = object.is_sequence() && object.sequence().type == Sequence::Type::range;
   if (!object.is_string() && !is_list_or_tuple(object) && !is_range) {
-    return Value::undefined(fmt::format("'{} object' cannot be sliced", type_name(object)));
+    fail(fmt::format("'{}' object cannot be sliced", type_name(object)));
   }
 
   std::vector<std::size_t> offsets;

@@ -246,7 +246,7 @@ class Parser {
     tuple.elements.push_back(std::move(first));
     while (expr_.skip_op(",")) {
       const Token& token = expr_.current();
-      if (expr_.at_op("=") || expr_.at_op(")") || token.kind == TokenKind::block_end ||
+      if (expr_.at_op(")") || token.kind == TokenKind::block_end ||
           (token.kind == TokenKind::name && token.text == end)) {
         break;
       }

@@ -93,9 +93,7 @@ const Value* Dict::find(const std::string& key) const {
 }
 
 void Dict::set(const Value& key, Value value) {
-  if (is_list_like(key, Sequence::Type::list) || key.is_dict()) {
-    fail(fmt::format("unhashable type: '{}' used as a dictionary key", type_name(key)));
-  }
+  require_hashable(key);
   extent.add(extent_of(key));
   extent.add(extent_of(value));
   const std::size_t index = index_of(key);
@@ -186,6 +184,19 @@ bool less(const Value& a, const Value& b) {
     return x.size() < y.size();
   }
   fail(fmt::format("'<' is not supported between '{}' and '{}'", type_name(a), type_name(b)));
+}
+
+void require_hashable(const Value& value) {
+  bool refused = value.is_dict();
+  if (value.is_sequence()) {
+    const Sequence& sequence = value.sequence();
+    if (sequence.type == Sequence::Type::tuple) {
+      for (const Value& item : sequence.items) require_hashable(item);
+    }
+    refused = sequence.type == Sequence::Type::list || sequence.type == Sequence::Type::keys ||
+              sequence.type == Sequence::Type::items;
+  }
+  if (refused) fail(fmt::format("unhashable type: '{}'", type_name(value)));
 }
 
 bool is_iterable(const Value& value) {

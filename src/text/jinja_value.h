@@ -179,7 +179,6 @@ struct Loop {
 };
 
 // --- Python's view of a value
-// -------------------------------------------------------------------------------------
 
 Extent extent_of(const Value& value);
 // "str", "int", "list", ...: for messages.
@@ -192,6 +191,8 @@ bool less(const Value& a, const Value& b);
 // otherwise.
 Values iterate(const Value& value);
 bool is_iterable(const Value& value);
+// Failure for what Python refuses as a key: lists, dicts, and tuples that hold one.
+void require_hashable(const Value& value);
 bool has_length(const Value& value);
 std::size_t length(const Value& value);
 

@@ -337,7 +337,9 @@ TEST_P(Delta, StrongDecayForgetsAndNothingOverflows) {
     for (float& l : t.log_decay.v) {
       if (always || rng.uniform(0, 9) == 0) l = rng.pick({-40.0f, -100.0f, -1000.0f, 0.0f});
     }
-    check(rng, shape, t, 130);
+    const auto [prefill, decode] = check(rng, shape, t, 130);
+    EXPECT_LE(prefill, kChunkL2);  // sums of decays in the thousands cost nothing: differences count
+    EXPECT_LE(decode, kChunkL2);
   });
 }
 

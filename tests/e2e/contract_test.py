@@ -325,6 +325,16 @@ class Others(TestCase):
         twice = tandem(*common, stdin=b"what does this code do\n/clear\nwrite function add\n")
         self.assertTrue(twice.out.endswith(once), twice)
 
+    def test_ctrl_c_ends_an_answer_and_not_the_conversation(self):
+        process = start("chat", "--model", DEMO, "--max-tokens", "1500", "--ignore-eos")
+        process.stdin.write(b"write function add\n")
+        process.stdin.flush()
+        self.assertEqual(len(process.stdout.read(1)), 1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(b"/exit\n", timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertTrue(out.endswith(b"\n"))
+
     def test_version_names_the_commit(self):
         run = tandem("--version")
         self.assertEqual(run.code, 0, run)
@@ -372,6 +382,7 @@ class Usage(TestCase):
             (("generate", *model, *prompt, "--chat"), "--chat"),
             (("generate", *model, *prompt, "--system", "x"), "--system"),
             (("generate", *model, *prompt, "--logprobs", "2"), "--logprobs"),
+            (("generate", *model, "--prompt", "x", "--chat", "--think", "--no-think"), "--no-think"),
             (("score", *model), "--prompt"),
             (("score", *model, *prompt, "--top", "-1"), "--top"),
             (("score", *model, *prompt, "--window", "1"), "--window"),

@@ -48,6 +48,11 @@ AttentionTile make_tile(const Attention& a, const SeqStep& seq, int kv_head, int
   return t;
 }
 
+// An estimate for one thread.
+double attention_ns(const SeqStep& seq, const AttentionShape& shape) {
+  return 0.05 * seq.n_rows * shape.n_heads * (seq.start + 0.5 * seq.n_rows) * shape.d_head;
+}
+
 }  // namespace
 
 size_t CpuBackend::kv_page_bytes(const AttentionShape& shape) const {
@@ -83,62 +88,83 @@ int max_attention_partials(const AttentionShape& shape) {
   return std::max(1, 4 * kMaxDecodeRows * shape.n_heads);
 }
 
-void CpuBackend::do_attention(const Step& step, const Attention& a) {
-  const AttentionShape& shape = a.shape;
-  const int stride = partial_floats(shape.d_head);
+// Whole tiles, all splits of one in order: of every sequence of `step` that is not cut into splits.
+void CpuBackend::attend_tiles(const Step& step, const Attention& a) {
+  int64_t n_tiles = 0;
+  double ns = 0;
   for (const SeqStep& seq : step.seqs) {
-    const SeqTiles tiles(seq, shape);
-    const int n_splits = n_splits_of(seq.start + seq.n_rows);
-    const int64_t n_tiles = int64_t{tiles.n_tiles} * shape.n_kv_heads;
-    const int n_queries = tiles.n_queries * shape.n_kv_heads;
-    const double ns = 0.05 * n_queries * (seq.start + 0.5 * seq.n_rows) * shape.d_head;
-    // Splits go to different threads only where tiles alone would leave threads idle and there is room for
-    // the parts.
-    const bool apart = n_splits > 1 && n_tiles < 2 * team_.size() && team_.size() > 1 &&
-                       int64_t{n_queries} * n_splits <= max_attention_partials(shape);
-    if (!apart) {
-      share(n_tiles, 1, ns, [&](int64_t first, int64_t last, int thread) {
-        for (int64_t i = first; i < last; ++i) {
-          AttentionTile t = make_tile(a, seq, int(i / tiles.n_tiles), int(i % tiles.n_tiles));
-          t.n_splits = n_splits_of(*std::max_element(t.n_keys, t.n_keys + t.n_queries));
-          t.work = thread_floats(thread, size_t(attention_work_floats(shape.d_head)));
-          kernels_.attention(t);
-        }
-      });
-      continue;
-    }
-    // Partials: [KV head, query of it, split].
-    float* partials = partials_.need_floats(size_t(n_queries) * size_t(n_splits) * size_t(stride));
-    share(n_tiles * n_splits, 1, ns, [&](int64_t first, int64_t last, int thread) {
-      for (int64_t i = first; i < last; ++i) {
-        const int split = int(i % n_splits), tile = int(i / n_splits % tiles.n_tiles);
-        const int kv_head = int(i / n_splits / tiles.n_tiles);
-        AttentionTile t = make_tile(a, seq, kv_head, tile);
-        t.first_split = split;
-        t.n_splits = 1;
-        t.work = thread_floats(thread, size_t(attention_work_floats(shape.d_head)));
-        t.partial =
-            partials +
-            ((int64_t{kv_head} * tiles.n_queries + tile * kMaxTileQueries) * n_splits + split) * stride;
-        t.partial_stride = int64_t{n_splits} * stride;
+    if (splits_go_apart(seq, a.shape)) continue;
+    n_tiles += int64_t{SeqTiles(seq, a.shape).n_tiles} * a.shape.n_kv_heads;
+    ns += attention_ns(seq, a.shape);
+  }
+  share(n_tiles, 1, ns, [&](int64_t first, int64_t last, int thread) {
+    int64_t i = first, before = 0;  // tiles of the sequences already passed
+    for (const SeqStep& seq : step.seqs) {
+      if (splits_go_apart(seq, a.shape)) continue;
+      const int64_t of_head = SeqTiles(seq, a.shape).n_tiles, end = before + of_head * a.shape.n_kv_heads;
+      for (; i < std::min(last, end); ++i) {
+        AttentionTile t = make_tile(a, seq, int((i - before) / of_head), int((i - before) % of_head));
+        t.n_splits = n_splits_of(*std::max_element(t.n_keys, t.n_keys + t.n_queries));
+        t.work = thread_floats(thread, size_t(attention_work_floats(a.shape.d_head)));
         kernels_.attention(t);
       }
-    });
-    share(n_tiles, 1, 0.2 * n_queries * n_splits * shape.d_head, [&](int64_t first, int64_t last, int) {
-      for (int64_t i = first; i < last; ++i) {
-        const int kv_head = int(i / tiles.n_tiles), tile = int(i % tiles.n_tiles);
-        const AttentionTile t = make_tile(a, seq, kv_head, tile);
-        for (int j = 0; j < t.n_queries; ++j) {
-          const int64_t query = int64_t{kv_head} * tiles.n_queries + tile * kMaxTileQueries + j;
-          kernels_.attention_merge({.d_head = shape.d_head,
-                                    .n = n_splits_of(t.n_keys[j]),
-                                    .partials = partials + query * n_splits * stride,
-                                    .stride = stride,
-                                    .gate = t.gate[j],
-                                    .out = t.out[j]});
-        }
+      before = end;
+    }
+  });
+}
+
+// Splits of one sequence on different threads, then their merge.
+void CpuBackend::attend_splits(const SeqStep& seq, const Attention& a) {
+  const AttentionShape& shape = a.shape;
+  const SeqTiles tiles(seq, shape);
+  const int stride = partial_floats(shape.d_head), n_splits = n_splits_of(seq.start + seq.n_rows);
+  const int64_t n_tiles = int64_t{tiles.n_tiles} * shape.n_kv_heads;
+  const int n_queries = tiles.n_queries * shape.n_kv_heads;
+  // [KV head, query of it, split]
+  float* partials = partials_.need_floats(size_t(n_queries) * size_t(n_splits) * size_t(stride));
+  share(n_tiles * n_splits, 1, attention_ns(seq, shape), [&](int64_t first, int64_t last, int thread) {
+    for (int64_t i = first; i < last; ++i) {
+      const int split = int(i % n_splits), tile = int(i / n_splits % tiles.n_tiles);
+      const int kv_head = int(i / n_splits / tiles.n_tiles);
+      AttentionTile t = make_tile(a, seq, kv_head, tile);
+      t.first_split = split;
+      t.n_splits = 1;
+      t.work = thread_floats(thread, size_t(attention_work_floats(shape.d_head)));
+      t.partial = partials +
+                  ((int64_t{kv_head} * tiles.n_queries + tile * kMaxTileQueries) * n_splits + split) * stride;
+      t.partial_stride = int64_t{n_splits} * stride;
+      kernels_.attention(t);
+    }
+  });
+  share(n_tiles, 1, 0.2 * n_queries * n_splits * shape.d_head, [&](int64_t first, int64_t last, int) {
+    for (int64_t i = first; i < last; ++i) {
+      const int kv_head = int(i / tiles.n_tiles), tile = int(i % tiles.n_tiles);
+      const AttentionTile t = make_tile(a, seq, kv_head, tile);
+      for (int j = 0; j < t.n_queries; ++j) {
+        const int64_t query = int64_t{kv_head} * tiles.n_queries + tile * kMaxTileQueries + j;
+        kernels_.attention_merge({.d_head = shape.d_head,
+                                  .n = n_splits_of(t.n_keys[j]),
+                                  .partials = partials + query * n_splits * stride,
+                                  .stride = stride,
+                                  .gate = t.gate[j],
+                                  .out = t.out[j]});
       }
-    });
+    }
+  });
+}
+
+// Only where tiles alone would leave threads idle and there is room for the parts.
+bool CpuBackend::splits_go_apart(const SeqStep& seq, const AttentionShape& shape) const {
+  const SeqTiles tiles(seq, shape);
+  const int n_splits = n_splits_of(seq.start + seq.n_rows);
+  return n_splits > 1 && team_.size() > 1 && int64_t{tiles.n_tiles} * shape.n_kv_heads < 2 * team_.size() &&
+         int64_t{tiles.n_queries} * shape.n_kv_heads * n_splits <= max_attention_partials(shape);
+}
+
+void CpuBackend::do_attention(const Step& step, const Attention& a) {
+  attend_tiles(step, a);
+  for (const SeqStep& seq : step.seqs) {
+    if (splits_go_apart(seq, a.shape)) attend_splits(seq, a);
   }
 }
 

@@ -58,6 +58,19 @@ class ScratchBuffer {
   size_t bytes_ = 0;
 };
 
+// Bytes of each buffer that mixing `rows` rows takes.
+struct ExpertMemory {
+  size_t lists = 0, gate_up = 0, inner = 0, down = 0, quantized = 0;
+
+  ExpertMemory() = default;
+  // inner, shared_inner: widths inside a routed and the shared expert (0: there is none).
+  ExpertMemory(int rows, int top_k, int inner_width, int shared_inner, const Weight& down_weight);
+  size_t total() const { return lists + gate_up + inner + down + quantized; }
+  void grow_to(const ExpertMemory& other);
+};
+// For the largest step of a model. Error: more experts per token than the backend adds up.
+Result<ExpertMemory> expert_memory(const Reserve& largest);
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(int threads, Isa isa)
@@ -117,9 +130,10 @@ class CpuBackend final : public Backend {
   // x as `w` reads it: quantised into `memory` if a part of w is affine.
   LinearInput input_of(View x, const CpuWeight& w, ScratchBuffer& memory);
   void product(View x, const CpuWeight& w, MutView y, const float* residual, int64_t residual_stride);
-  Status reserve_experts(const Reserve& largest);
-  void need_expert_memory(int rows, int top_k, int n_experts, int inner, int shared_inner,
-                          const Weight& down);
+  bool splits_go_apart(const SeqStep& seq, const AttentionShape& shape) const;
+  void attend_tiles(const Step& step, const Attention& args);
+  void attend_splits(const SeqStep& seq, const Attention& args);
+  void need(const ExpertMemory& memory);
   void mix_rows(const MoeExperts& args, int first_row, int n_rows);
 
   ThreadTeam team_;

@@ -166,21 +166,24 @@ Status CpuBackend::reserve(const Reserve& largest) {
                     "most {}; this model has {}",
                     kMaxKeyDim, delta.d_k)};
   }
-  size_t thread_floats = 0;
+  TD_ASSIGN_OR_RETURN(const ExpertMemory experts, expert_memory(largest));
+  size_t of_thread = 0, partials = 0, quantized = 0;
   if (attention.d_head > 0) {
-    thread_floats = std::max(thread_floats, size_t(attention_work_floats(attention.d_head)));
-    partials_.need_floats(size_t(max_attention_partials(attention)) *
-                          size_t(partial_floats(attention.d_head)));
+    of_thread = size_t(attention_work_floats(attention.d_head)) * sizeof(float);
+    partials =
+        size_t(max_attention_partials(attention)) * size_t(partial_floats(attention.d_head)) * sizeof(float);
   }
-  if (delta.d_k > 0) thread_floats = std::max(thread_floats, delta_work_floats(delta.d_k, delta.d_v));
-  for (ScratchBuffer& scratch : per_thread_) scratch.need_floats(thread_floats);
-
-  size_t quantized = 0;
+  if (delta.d_k > 0) of_thread = std::max(of_thread, delta_work_floats(delta.d_k, delta.d_v) * sizeof(float));
   for (const Weight* w : largest.weights) {
     if (ours(*w).any_affine()) quantized = std::max(quantized, quantized_bytes(largest.max_rows, w->k()));
   }
+  TD_RETURN_IF_ERROR(check_host_memory(
+      of_thread * per_thread_.size() + partials + quantized + experts.total(), "scratch of the cpu backend"));
+  for (ScratchBuffer& scratch : per_thread_) scratch.need(of_thread);
+  partials_.need(partials);
   quantized_.need(quantized);
-  return reserve_experts(largest);
+  need(experts);
+  return {};
 }
 
 void CpuBackend::copy_in(std::byte* device, std::span<const std::byte> host) {

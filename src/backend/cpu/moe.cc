@@ -36,14 +36,35 @@ int moe_block_rows(const Weight& down, int top_k) {
   return std::max(kMaxDecodeRows, int(kDownBytes / row_bytes));
 }
 
-Status CpuBackend::reserve_experts(const Reserve& largest) {
+ExpertMemory::ExpertMemory(int rows, int top_k, int inner_width, int shared_inner,
+                           const Weight& down_weight) {
+  const size_t n_rows = size_t(rows), entries = n_rows * size_t(top_k),
+               n_experts = size_t(down_weight.n_experts());
+  const size_t widest = std::max(entries * size_t(inner_width), n_rows * size_t(shared_inner));
+  lists = (2 * entries + n_experts + 1) * sizeof(int32_t) + n_experts * sizeof(ExpertRows);
+  gate_up = 2 * widest * sizeof(float);
+  inner = widest * sizeof(float);
+  down = ((entries + n_rows) * size_t(down_weight.n()) * size_t(down_weight.n_slices()) + n_rows) *
+         sizeof(float);
+  quantized = std::max(quantized_bytes(int(entries), inner_width), quantized_bytes(rows, shared_inner));
+}
+
+void ExpertMemory::grow_to(const ExpertMemory& other) {
+  lists = std::max(lists, other.lists);
+  gate_up = std::max(gate_up, other.gate_up);
+  inner = std::max(inner, other.inner);
+  down = std::max(down, other.down);
+  quantized = std::max(quantized, other.quantized);
+}
+
+Result<ExpertMemory> expert_memory(const Reserve& largest) {
   if (largest.moe_top_k > kMaxTopK) {
     return Error{"the cpu backend adds at most " + std::to_string(kMaxTopK) +
                  " experts per token; this model asks for " + std::to_string(largest.moe_top_k)};
   }
-  if (largest.moe_top_k == 0) return {};
+  ExpertMemory memory;
   for (const Weight* w : largest.weights) {
-    if (w->n_experts() == 1) continue;
+    if (largest.moe_top_k == 0 || w->n_experts() == 1) continue;
     // Either of gate_up and down; a shared expert is at most as wide as the widest input of a matrix of the
     // same n.
     int shared = 0;
@@ -51,20 +72,17 @@ Status CpuBackend::reserve_experts(const Reserve& largest) {
       if (other->n_experts() == 1 && other->n() == w->n()) shared = std::max(shared, other->k());
     }
     const int rows = std::min(largest.max_rows, moe_block_rows(*w, largest.moe_top_k));
-    need_expert_memory(rows, largest.moe_top_k, w->n_experts(), w->k(), shared, *w);
+    memory.grow_to(ExpertMemory(rows, largest.moe_top_k, w->k(), shared, *w));
   }
-  return {};
+  return memory;
 }
 
-void CpuBackend::need_expert_memory(int rows, int top_k, int n_experts, int inner, int shared_inner,
-                                    const Weight& down) {
-  const size_t entries = size_t(rows) * size_t(top_k);
-  moe_lists_.need((2 * entries + size_t(n_experts) + 1) * sizeof(int32_t) +
-                  size_t(n_experts) * sizeof(ExpertRows));
-  moe_gate_up_.need_floats(std::max(entries * 2 * size_t(inner), size_t(rows) * 2 * size_t(shared_inner)));
-  moe_inner_.need_floats(std::max(entries * size_t(inner), size_t(rows) * size_t(shared_inner)));
-  moe_down_.need_floats((entries + size_t(rows)) * size_t(down.n()) * size_t(down.n_slices()) + size_t(rows));
-  quantized2_.need(std::max(quantized_bytes(int(entries), inner), quantized_bytes(rows, shared_inner)));
+void CpuBackend::need(const ExpertMemory& memory) {
+  moe_lists_.need(memory.lists);
+  moe_gate_up_.need(memory.gate_up);
+  moe_inner_.need(memory.inner);
+  moe_down_.need(memory.down);
+  quantized2_.need(memory.quantized);
 }
 
 void CpuBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView weights) {
@@ -87,7 +105,7 @@ void CpuBackend::mix_rows(const MoeExperts& a, int first_row, int n_rows) {
   const int shared_inner = m.shared_down != nullptr ? m.shared_down->k() : 0;
   const int entries = n_rows * top_k;
   TD_CHECK(top_k <= kMaxTopK, "top_k %d", top_k);
-  need_expert_memory(n_rows, top_k, n_experts, inner, shared_inner, down);
+  need(ExpertMemory(n_rows, top_k, inner, shared_inner, down));
   const View x{row(a.x, first_row), a.x.dtype, n_rows, a.x.cols, a.x.stride};
 
   // Entry e = row * top_k + choice. Grouped by expert (counting sort), entries ascending in each group.
@@ -142,9 +160,9 @@ void CpuBackend::mix_rows(const MoeExperts& a, int first_row, int n_rows) {
     const LinearInput shared_in = input_of(activate(n_rows, shared_inner), shared_down, quantized2_);
     for (const CpuWeight::Part& part : shared_down.parts()) {
       cpu::linear(team_, isa_, part.packed, shared_in, n_rows,
-             {.y = parts + int64_t{entries} * width + part.first,
-              .stride = width,
-              .slice_stride = slice_stride});
+                  {.y = parts + int64_t{entries} * width + part.first,
+                   .stride = width,
+                   .slice_stride = slice_stride});
     }
   }
   for_rows(n_rows, 0.1 * (top_k + 1) * down.n_slices() * width, [&](int r) {
