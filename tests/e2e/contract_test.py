@@ -235,14 +235,18 @@ class Bench(TestCase):
         rows = self.rows("decode", {"busy", "slowdown"}, "--model", TINY, "--busy", "1", "--threads", "1")
         self.assertEqual([row["busy"] for row in rows], [0, 1])
         process = start("bench", "decode", "--model", TINY, "--busy", "1", "--threads", "1", "--rounds", "1000")
-        children = lister_of_children(process.pid)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
         deadline = time.monotonic() + 60
-        while not children() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        alive = children()
+        alive = []
+        while not alive and time.monotonic() < deadline:
+            time.sleep(0.005)
+            process.send_signal(signal.SIGSTOP)  # so that what is seen now is still there when it is killed
+            alive = children_of(process.pid)
+            if not alive:
+                process.send_signal(signal.SIGCONT)
         self.assertTrue(alive, "no busy process appeared")
         process.kill()
-        process.communicate(timeout=60)
         deadline = time.monotonic() + 10
         while any(is_alive(pid) for pid in alive) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -439,24 +443,20 @@ class OutputLoss(TestCase):
         self.expect_error(run, 1, "--ledger")
 
 
-def lister_of_children(parent):
-    """A function that lists the processes whose parent is `parent`."""
-
-    def children():
-        found = []
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit():
-                continue
-            try:
-                with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as stat:
-                    fields = stat.read().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == parent:
-                found.append(int(entry))
-        return found
-
-    return children
+def children_of(parent):
+    """The living processes whose parent is `parent`."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(entry))
+    return found
 
 
 def is_alive(pid):
