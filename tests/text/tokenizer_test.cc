@@ -120,10 +120,14 @@ TEST(Tokenizer, OneMillionOfTheSameLetterIsEncoded) {
 
 TEST(AddedTokens, StripSpaceMatchWholeWordsAndPreferTheLongest) {
   const Tokenizer t = tiny_tokenizer({.added = R"(
-      {"id":300,"content":"<l>","lstrip":true,"rstrip":false,"single_word":false,"normalized":false,"special":true},
-      {"id":301,"content":"<r>","lstrip":false,"rstrip":true,"single_word":false,"normalized":false,"special":true},
-      {"id":302,"content":"cat","lstrip":false,"rstrip":false,"single_word":true,"normalized":false,"special":false},
-      {"id":303,"content":"<r>x","lstrip":false,"rstrip":false,"single_word":false,"normalized":false,"special":true})"});
+      {"id":300,"content":"<l>","lstrip":true,
+       "rstrip":false,"single_word":false,"normalized":false,"special":true},
+      {"id":301,"content":"<r>","lstrip":false,
+       "rstrip":true,"single_word":false,"normalized":false,"special":true},
+      {"id":302,"content":"cat","lstrip":false,
+       "rstrip":false,"single_word":true,"normalized":false,"special":false},
+      {"id":303,"content":"<r>x","lstrip":false,
+       "rstrip":false,"single_word":false,"normalized":false,"special":true})"});
   const auto ids = [&](std::string_view text) { return encoded(t, text, SpecialTokens::recognise); };
   const TokenId a = *t.id_of("a"), space = *t.id_of("Ġ");
   EXPECT_EQ(ids("a  <l> a"), (std::vector<TokenId>{a, 300, space, a}));
@@ -138,8 +142,10 @@ TEST(AddedTokens, StripSpaceMatchWholeWordsAndPreferTheLongest) {
 
 TEST(AddedTokens, NormalizedOnesAreFoundInNormalFormOthersInTheRawText) {
   const Tokenizer t = tiny_tokenizer({.added = R"(
-      {"id":300,"content":"ń","lstrip":false,"rstrip":false,"single_word":false,"normalized":true,"special":false},
-      {"id":301,"content":"Ω","lstrip":false,"rstrip":false,"single_word":false,"normalized":false,"special":false})",
+      {"id":300,"content":"ń","lstrip":false,
+       "rstrip":false,"single_word":false,"normalized":true,"special":false},
+      {"id":301,"content":"Ω","lstrip":false,
+       "rstrip":false,"single_word":false,"normalized":false,"special":false})",
                                       .normalizer = R"({"type":"NFC"})"});
   EXPECT_EQ(encoded(t, "n\u0301ń", SpecialTokens::recognise), (std::vector<TokenId>{300, 300}));
   EXPECT_EQ(encoded(t, "\u03A9", SpecialTokens::recognise), (std::vector<TokenId>{301}));
