@@ -31,7 +31,7 @@ struct LoadedModel {
   std::string name;
   ModelConfig config;
   GenerationConfig generation;
-  std::optional<Tokenizer> tokenizer;  // absent when the folder has none (token ids still work)
+  std::optional<Tokenizer> tokenizer;         // absent when the folder has none (token ids still work)
   std::optional<ChatTemplate> chat_template;  // absent: chat_template_error says why
   Error chat_template_error;
   std::vector<TokenId> stop_ids;  // of generation_config.json, config.json and the tokenizer together
