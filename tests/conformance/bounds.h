@@ -73,6 +73,8 @@ constexpr int kActivationColumns = 64;
 // These ceilings catch what the worst case would let through (a decay kept in bf16, an inverse by repeated
 // squaring); they are about four times what was measured on random inputs, and hold for heads up to 256 wide
 // and any length.
+// They speak of at least kL2Tokens tokens together: one token's outputs share its k . q, which may cancel.
+constexpr int kL2Tokens = 16;
 constexpr double kRecurrenceL2 = 2e-6;  // delta rule token by token, against double
 constexpr double kChunkL2 = 5e-6;       // delta rule in chunks of 64, against double
 

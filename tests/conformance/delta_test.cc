@@ -256,23 +256,22 @@ class Delta : public testing::TestWithParam<std::string> {
   std::unique_ptr<Backend> backend_ = make(GetParam());
 
   // Prefills in pieces cut at multiples of 64, then verifies and commits; every output and the state within
-  // bounds. Returns the relative L2 errors of the outputs: prefill, decode.
-  std::pair<double, double> check(Rng& rng, const DeltaShape& shape, const Tokens& t, int n_prefill) {
+  // bounds, and the outputs together within the statistical ceilings.
+  void check(Rng& rng, const DeltaShape& shape, const Tokens& t, int n_prefill) {
     const int tape_rows = rng.pick({8, 20, kMaxDecodeRows});
     DeltaSequence seq(*backend_, shape, tape_rows, rng.uniform(0, kSlots - 1));
     DeltaEstimate exact(shape);
-    double prefill_l2 = 0;
+    RelativeL2 prefill, decode;
     while (seq.length() < n_prefill) {
       const int n = std::min(n_prefill - seq.length(), 64 * rng.uniform(1, 4));
       const Tokens piece = t.slice(seq.length(), n);
       const Estimates want = exact.run(Path::prefill, piece);
       const Rows y = seq.delta(Path::prefill, piece);
       EXPECT_TRUE(within(y, want)) << "prefill from " << seq.length();
-      prefill_l2 = std::max(prefill_l2, relative_l2(y, want));
+      prefill.add(y, want);
       seq.prefilled(n);
       EXPECT_TRUE(within(seq.state_rows(), exact.state())) << "state at " << seq.length();
     }
-    double decode_l2 = 0;
     while (seq.length() < t.size()) {
       const int n = std::min(t.size() - seq.length(), rng.uniform(1, tape_rows)), keep = rng.uniform(0, n);
       const Tokens piece = t.slice(seq.length(), n);
@@ -280,13 +279,19 @@ class Delta : public testing::TestWithParam<std::string> {
       const Estimates want = ahead.run(Path::decode, piece);
       const Rows y = seq.delta(Path::decode, piece);
       EXPECT_TRUE(within(y, want)) << "decode from " << seq.length();
-      decode_l2 = std::max(decode_l2, relative_l2(y, want));
+      decode.add(y, want);
       exact.run(Path::decode, t.slice(seq.length(), keep));
       seq.commit(keep);
     }
     seq.flush();
     EXPECT_TRUE(within(seq.state_rows(), exact.state())) << "state at the end";
-    return {prefill_l2, decode_l2};
+    if (prefill.rows() >= kL2Tokens) {
+      EXPECT_LE(prefill.value(), kChunkL2);
+    }
+    // Decode starts from the state that prefill left.
+    if (decode.rows() >= kL2Tokens) {
+      EXPECT_LE(decode.value(), n_prefill > 0 ? kChunkL2 : kRecurrenceL2);
+    }
   }
 };
 
@@ -296,14 +301,8 @@ TEST_P(Delta, TheRuleMatchesTheRecurrenceInBothForms) {
     const int n_prefill = rng.pick({0, 1, 63, 64, 65, 100, 130, 200}), n_decode = rng.uniform(1, 60);
     SCOPED_TRACE(text(shape) + ", " + std::to_string(n_prefill) + " + " + std::to_string(n_decode) +
                  " tokens");
-    const auto [prefill, decode] =
-        check(rng, shape, random_tokens(rng, shape, n_prefill + n_decode, rng.pick({0.001f, 0.08f, 1.0f})),
-              n_prefill);
-    EXPECT_LE(prefill, kChunkL2);
-    EXPECT_LE(decode, kChunkL2);  // it starts from the state that prefill left
-    if (n_prefill == 0) {
-      EXPECT_LE(decode, kRecurrenceL2);
-    }
+    check(rng, shape, random_tokens(rng, shape, n_prefill + n_decode, rng.pick({0.001f, 0.08f, 1.0f})),
+          n_prefill);
   });
 }
 
@@ -321,13 +320,12 @@ TEST_P(Delta, ChunksStayAccurateWithCorrelatedKeysAndSlowDecay) {
       }
     }
     for (float& b : t.beta.v) b = rng.real(0.9f, 1);
-    const auto [prefill, decode] = check(rng, shape, t, 512);
-    EXPECT_LE(prefill, kChunkL2);
-    EXPECT_LE(decode, kChunkL2);
+    check(rng, shape, t, 512);
   });
 }
 
 // exp(-40) a token and more: powers of the decay leave fp32's range within a chunk, in one direction only.
+// Sums of decays in the thousands cost nothing: differences count.
 TEST_P(Delta, StrongDecayForgetsAndNothingOverflows) {
   for_cases(4, 32000, [&](Rng& rng) {
     const DeltaShape shape = random_shape(rng);
@@ -337,9 +335,7 @@ TEST_P(Delta, StrongDecayForgetsAndNothingOverflows) {
     for (float& l : t.log_decay.v) {
       if (always || rng.uniform(0, 9) == 0) l = rng.pick({-40.0f, -100.0f, -1000.0f, 0.0f});
     }
-    const auto [prefill, decode] = check(rng, shape, t, 130);
-    EXPECT_LE(prefill, kChunkL2);  // sums of decays in the thousands cost nothing: differences count
-    EXPECT_LE(decode, kChunkL2);
+    check(rng, shape, t, 130);
   });
 }
 
@@ -347,6 +343,9 @@ TEST_P(Delta, NoDecayAndFullCorrectionReturnTheLastValueOfAKey) {
   // beta 1, decay 1: y for a query equal to the newest key is v d_k^-0.5 (up to the eps in the norms).
   const DeltaShape shape{.n_k_heads = 1, .n_v_heads = 1, .d_k = 64, .d_v = 16};
   Rng rng(33000);
+  // The values of up to 30 tokens, about 1 each, meet in a row of S; queries are 1 / 8 long. The eps adds
+  // 1e-6 / |k|^2.
+  const double bound = kU * (score_depth(shape.d_k) + kChunkTokens) * 30 / 8;
   for (const Path path : {Path::prefill, Path::decode}) {
     Tokens t = random_tokens(rng, shape, 30, 0);
     for (int r = 0; r < t.size(); ++r) {
@@ -356,7 +355,7 @@ TEST_P(Delta, NoDecayAndFullCorrectionReturnTheLastValueOfAKey) {
     DeltaSequence seq(*backend_, shape, kMaxDecodeRows, 1);
     const Rows y = seq.delta(path, t);
     for (int r = 0; r < t.size(); ++r) {
-      for (int i = 0; i < 16; ++i) EXPECT_NEAR(y.at(r, i), t.qkv.at(r, 128 + i) / 8, 2e-5);
+      for (int i = 0; i < 16; ++i) EXPECT_NEAR(y.at(r, i), t.qkv.at(r, 128 + i) / 8, bound);
     }
   }
 }

@@ -81,22 +81,15 @@ testing::AssertionResult within(const Rows& got, const Estimates& want) {
                                      << worst_excess << " times)";
 }
 
-double worst_ratio(const Rows& got, const Estimates& want) {
-  double worst = 0;
+void RelativeL2::add(const Rows& got, const Estimates& want) {
+  rows_ += got.rows;
   for (size_t i = 0; i < got.v.size(); ++i) {
-    if (want.v[i].bound > 0) worst = std::max(worst, std::abs(got.v[i] - want.v[i].value) / want.v[i].bound);
+    error_ += (got.v[i] - want.v[i].value) * (got.v[i] - want.v[i].value);
+    norm_ += want.v[i].value * want.v[i].value;
   }
-  return worst;
 }
 
-double relative_l2(const Rows& got, const Estimates& want) {
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < got.v.size(); ++i) {
-    error += (got.v[i] - want.v[i].value) * (got.v[i] - want.v[i].value);
-    norm += want.v[i].value * want.v[i].value;
-  }
-  return std::sqrt(error / (norm + 1e-300));
-}
+double RelativeL2::value() const { return std::sqrt(error_ / (norm_ + 1e-300)); }
 
 Activations activations_of(const Arithmetic& arithmetic) {
   return arithmetic.int8_activations ? Activations::rounded : Activations::exact;

@@ -32,10 +32,17 @@ struct Estimates {
 
 // Every value within its bound; the message names the worst one.
 testing::AssertionResult within(const Rows& got, const Estimates& want);
-// The largest |got - want| / bound, to see that bounds are not idle.
-double worst_ratio(const Rows& got, const Estimates& want);
-// |got - want| in L2 over |want| in L2.
-double relative_l2(const Rows& got, const Estimates& want);
+// |got - want| in L2 over |want| in L2, of all rows added so far.
+class RelativeL2 {
+ public:
+  void add(const Rows& got, const Estimates& want);
+  int rows() const { return rows_; }
+  double value() const;
+
+ private:
+  int rows_ = 0;
+  double error_ = 0, norm_ = 0;
+};
 
 // How activations of an affine product are treated.
 enum class Activations {
