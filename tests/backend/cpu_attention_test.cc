@@ -207,5 +207,52 @@ TEST(CpuAttention, LongSequencesAreSplitAtAbsolutePositions) {
   }
 }
 
+// One sequence long enough that its splits go to different threads, beside two short ones.
+TEST(CpuAttention, SequencesOfAStepDoNotMeet) {
+  Random random(17);
+  const AttentionShape shape{4, 2, 16, 0};
+  const int starts[] = {5, 2 * kSplitPages * kPageTokens + 7, 70}, counts[] = {2, 3, 1};
+  for (const NamedBackend& b : all_backends()) {
+    const size_t page_bytes = b.backend->kv_page_bytes(shape);
+    std::vector<std::byte> memory(page_bytes * 40);
+    ASSERT_TRUE(
+        b.backend
+            ->reserve({.max_rows = 6, .max_positions = 4096, .attention = shape, .delta = {}, .weights = {}})
+            .ok());
+    // Any finite bf16 will do for what is behind the rows: small integers' bit patterns over the whole pool.
+    for (size_t i = 0; i + 1 < memory.size(); i += 2) {
+      const uint16_t x = bf16_from_float(float(int(i * 2654435761u % 17) - 8) / 8);
+      std::memcpy(&memory[i], &x, sizeof x);
+    }
+    const Rows q = normal_rows(random, 6, shape.q_dim());
+    std::vector<int32_t> pages[3];
+    for (int i = 0; i < 40; ++i) pages[i == 0 ? 0 : i < 36 ? 1 : 2].push_back(i);
+    const auto sequence = [&](int i, int first_row) {
+      return SeqStep{
+          .first_row = first_row, .n_rows = counts[i], .start = starts[i], .pending = {}, .pages = pages[i]};
+    };
+    const auto run = [&](const std::vector<SeqStep>& seqs, int first, int n) {
+      Rows in = q, out(n, shape.q_dim());
+      b.backend->attention({.path = Path::decode, .n_rows = n, .seqs = seqs},
+                           {.shape = shape,
+                            .q = in.mut().row_range(first, n),
+                            .gate = {},
+                            .scale = 0.25f,
+                            .cache = {memory.data(), page_bytes},
+                            .out = out.mut()});
+      return out;
+    };
+    const Rows together = run({sequence(0, 0), sequence(1, 2), sequence(2, 5)}, 0, 6);
+    for (int i = 0, first = 0; i < 3; first += counts[i++]) {
+      const Rows alone = run({sequence(i, 0)}, first, counts[i]);
+      for (int r = 0; r < counts[i]; ++r) {
+        for (int c = 0; c < alone.cols; ++c) {
+          ASSERT_EQ(alone.at(r, c), together.at(first + r, c)) << b.name << " sequence " << i << " row " << r;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::cpu
