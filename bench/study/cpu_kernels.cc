@@ -1,6 +1,6 @@
-// What the cpu backend's kernels other than matrix products cost, one thread, each instruction set, beside
-// two limits measured in the same process: the rate of fused multiply-adds (independent chains in registers)
-// and the rate of reading memory. Times are the fastest of many runs, so that a busy machine shows less.
+// What the cpu backend's kernels other than matrix products cost on one thread, for each instruction set,
+// beside the rate of reading memory measured in the same process. Times are the fastest of many runs, so that
+// a busy machine shows less; compare numbers of one run only.
 //   study_cpu_kernels [isa...]
 #include <fmt/format.h>
 
@@ -41,8 +41,7 @@ std::vector<float> normal(size_t n, float scale = 1) {
   return v;
 }
 
-// y += x^2-ish over a block that stays in L1: 16 independent chains of vectors; the compiler's best for this
-// isa.
+// Sums of 64 MiB, eight integers at a time.
 double read_gb_per_s() {
   std::vector<float> block(size_t{64} << 18);  // 64 MiB
   std::fill(block.begin(), block.end(), 1.0f);
