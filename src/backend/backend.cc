@@ -1,4 +1,5 @@
-// The checked front of every operation, and the blocks composed from primitives: the definition each override must meet.
+// The checked front of every operation, and the blocks composed from primitives: the definition each override
+// must meet.
 #include "backend/backend.h"
 
 #include <algorithm>
@@ -10,16 +11,17 @@ namespace {
 
 void check_f32(View v, int rows, int cols, const char* what) {
   TD_CHECK(v.data != nullptr && v.dtype == DType::f32 && v.rows == rows && v.cols == cols && v.stride >= cols,
-           "%s is [%d, %d] stride %lld dtype %d, want f32 [%d, %d]", what, v.rows, v.cols, (long long)v.stride,
-           int(v.dtype), rows, cols);
+           "%s is [%d, %d] stride %lld dtype %d, want f32 [%d, %d]", what, v.rows, v.cols,
+           (long long)v.stride, int(v.dtype), rows, cols);
 }
 
 void check_step(const Step& step) {
   int rows = 0;
   for (const SeqStep& seq : step.seqs) {
-    TD_CHECK(seq.first_row == rows && seq.n_rows > 0, "sequence rows start at %d, want %d", seq.first_row, rows);
-    TD_CHECK(step.path == Path::prefill || seq.n_rows <= kMaxDecodeRows, "%d decode rows, at most %d", seq.n_rows,
-             kMaxDecodeRows);
+    TD_CHECK(seq.first_row == rows && seq.n_rows > 0, "sequence rows start at %d, want %d", seq.first_row,
+             rows);
+    TD_CHECK(step.path == Path::prefill || seq.n_rows <= kMaxDecodeRows, "%d decode rows, at most %d",
+             seq.n_rows, kMaxDecodeRows);
     TD_CHECK(step.path == Path::decode || seq.pending.empty(), "%zu pending tape rows in a prefill step",
              seq.pending.size());
     TD_CHECK(seq.start > 0 || seq.pending.empty(), "%zu pending tape rows at position 0", seq.pending.size());
@@ -38,8 +40,8 @@ void check_pages(const Step& step) {
 
 void check_tape(const Step& step, const DeltaState& state) {
   for (const SeqStep& seq : step.seqs) {
-    TD_CHECK(step.path == Path::prefill || seq.n_rows <= state.tape_rows, "%d decode rows, tape of %d", seq.n_rows,
-             state.tape_rows);
+    TD_CHECK(step.path == Path::prefill || seq.n_rows <= state.tape_rows, "%d decode rows, tape of %d",
+             seq.n_rows, state.tape_rows);
   }
 }
 
@@ -95,7 +97,8 @@ void Backend::gated_norm(View o, View z, View gain, float eps, MutView y) {
   check_f32(o, o.rows, o.cols, "gated_norm o");
   check_f32(z, o.rows, o.cols, "gated_norm z");
   check_f32(y, o.rows, o.cols, "gated_norm y");
-  TD_CHECK(gain.cols > 0 && o.cols % gain.cols == 0, "gated_norm: %d columns, heads of %d", o.cols, gain.cols);
+  TD_CHECK(gain.cols > 0 && o.cols % gain.cols == 0, "gated_norm: %d columns, heads of %d", o.cols,
+           gain.cols);
   do_gated_norm(o, z, gain, eps, y);
 }
 
@@ -108,10 +111,12 @@ void Backend::rope_angles(const Step& step, View frequencies, float m, MutView a
 void Backend::attention_prep(const Step& step, const AttentionPrep& a) {
   check_step(step);
   check_pages(step);
-  check_f32(a.projection, step.n_rows, a.shape.q_dim() + a.gate_cols + 2 * a.shape.kv_dim(), "attention projection");
+  check_f32(a.projection, step.n_rows, a.shape.q_dim() + a.gate_cols + 2 * a.shape.kv_dim(),
+            "attention projection");
   check_f32(a.angles, step.n_rows, a.shape.rotary_dims, "attention angles");
   TD_CHECK(a.gate_cols == 0 || a.gate_cols == a.shape.q_dim(), "%d gate columns", a.gate_cols);
-  TD_CHECK(a.q_norm.empty() == a.k_norm.empty(), "q_norm and k_norm come together (%d)", int(a.q_norm.empty()));
+  TD_CHECK(a.q_norm.empty() == a.k_norm.empty(), "q_norm and k_norm come together (%d)",
+           int(a.q_norm.empty()));
   do_attention_prep(step, a);
 }
 
@@ -159,8 +164,8 @@ void Backend::fold_states(const Step& step, const DeltaShape& shape, const Delta
 void Backend::moe_route(View logits, bool normalise, MutView ids, MutView weights) {
   check_f32(logits, logits.rows, logits.cols, "router logits");
   check_f32(weights, logits.rows, ids.cols, "router weights");
-  TD_CHECK(ids.dtype == DType::i32 && ids.rows == logits.rows && ids.cols <= logits.cols, "router ids [%d, %d]",
-           ids.rows, ids.cols);
+  TD_CHECK(ids.dtype == DType::i32 && ids.rows == logits.rows && ids.cols <= logits.cols,
+           "router ids [%d, %d]", ids.rows, ids.cols);
   do_moe_route(logits, normalise, ids, weights);
 }
 
@@ -169,12 +174,14 @@ void Backend::moe_experts(Path path, const MoeExperts& a) {
   check_f32(a.x, a.residual.rows, w.gate_up->k(), "moe x");
   check_f32(a.residual, a.x.rows, w.down->n(), "moe residual");
   TD_CHECK(w.gate_up->n() == 2 * w.down->k() && w.gate_up->n_experts() == w.down->n_experts(),
-           "experts gate_up [%d, %d], down [%d, %d]", w.gate_up->n(), w.gate_up->k(), w.down->n(), w.down->k());
-  TD_CHECK(a.ids.cols == w.top_k && a.choice_weights.cols == w.top_k, "%d choices, top_k %d", a.ids.cols, w.top_k);
+           "experts gate_up [%d, %d], down [%d, %d]", w.gate_up->n(), w.gate_up->k(), w.down->n(),
+           w.down->k());
+  TD_CHECK(a.ids.cols == w.top_k && a.choice_weights.cols == w.top_k, "%d choices, top_k %d", a.ids.cols,
+           w.top_k);
   if (w.shared_down != nullptr) {
     // The shared expert joins the routed ones slice by slice, before the tree.
-    TD_CHECK(w.shared_gate_up->n() == 2 * w.shared_down->k() && w.shared_gate->n() == 1, "shared gate_up %d, down %d",
-             w.shared_gate_up->n(), w.shared_down->k());
+    TD_CHECK(w.shared_gate_up->n() == 2 * w.shared_down->k() && w.shared_gate->n() == 1,
+             "shared gate_up %d, down %d", w.shared_gate_up->n(), w.shared_down->k());
     TD_CHECK(w.shared_down->n_slices() == w.down->n_slices(), "shared down in %d slices, experts in %d",
              w.shared_down->n_slices(), w.down->n_slices());
   }
@@ -223,7 +230,8 @@ void Backend::do_delta_inputs(const Step& step, const DeltaInputs& a, Scratch& s
 void Backend::do_delta_output(const Step& step, const DeltaOutput& a, Scratch& s) {
   const int rows = step.n_rows;
   const MutView y = part(s.inner, rows, a.shape.value_dim());
-  const MutView z = part(s.wide, rows, a.shape.projection_dim()).col_range(a.shape.conv_dim(), a.shape.value_dim());
+  const MutView z =
+      part(s.wide, rows, a.shape.projection_dim()).col_range(a.shape.conv_dim(), a.shape.value_dim());
   gated_norm(y, z, a.gain, a.eps, y);
   linear_add(step.path, y, *a.projection, a.x);
 }

@@ -1,18 +1,20 @@
-// Backend: the complete list of what a device must do. Read this to know what each operation means; reference/ is the
-// same text as code.
+// Backend: the complete list of what a device must do. Read this to know what each operation means;
+// reference/ is the same text as code.
 //
-// Two tiers. *Primitives* are pure virtual. *Blocks* are the fused pieces that make decode fast: each has a default body
-// that composes primitives (its definition), and a backend overrides it where a benchmark says so. Public functions are
-// not virtual: they check shapes once, for every backend, then call the protected do_x.
+// Two tiers. *Primitives* are pure virtual. *Blocks* are the fused pieces that make decode fast: each has a
+// default body that composes primitives (its definition), and a backend overrides it where a benchmark says
+// so. Public functions are not virtual: they check shapes once, for every backend, then call the protected
+// do_x.
 //
-// Contract for every operation of the decode path (Path::decode, 1..kMaxDecodeRows rows per sequence): the result for a row
-// depends on that row's inputs and its own cache alone, bit for bit, never on how many rows share the step, on the place
-// of the row, or on the number of threads. The prefill path may use other orders of summation, but fixed ones: chunk
-// boundaries lie at absolute multiples of kChunkTokens, and a row's bits do not depend on where a prompt was cut.
+// Contract for every operation of the decode path (Path::decode, 1..kMaxDecodeRows rows per sequence): the
+// result for a row depends on that row's inputs and its own cache alone, bit for bit, never on how many rows
+// share the step, on the place of the row, or on the number of threads. The prefill path may use other orders
+// of summation, but fixed ones: chunk boundaries lie at absolute multiples of kChunkTokens, and a row's bits
+// do not depend on where a prompt was cut.
 //
-// Operations enqueue and return nothing; nothing allocates, waits or branches on device data inside a step (but in
-// reference/, which is the readable definition and not for serving). The views of
-// one call must not overlap unless a comment allows it. All activations are fp32 here.
+// Operations enqueue and return nothing; nothing allocates, waits or branches on device data inside a step
+// (but in reference/, which is the readable definition and not for serving). The views of one call must not
+// overlap unless a comment allows it. All activations are fp32 here.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +30,11 @@
 namespace tandem {
 
 // Causal convolution and gates of a Gated DeltaNet layer, for the rows of a step:
-//   m = projection[:, 0:conv_dim];  u = silu(sum_t conv_weight[c][t] * window[t][c]), window = last 3 inputs, then m
-//   beta = sigmoid(b);  log_decay = -exp(a_log) * softplus(a + dt_bias), both per value head
-// Decode: first folds the pending tape rows into conv, reads the window across conv and this step's rows, records m on the
-// other tape. Prefill: advances conv in place; a sequence that starts at position 0 sees zeros whatever conv holds.
+//   m = projection[:, 0:conv_dim];  u = silu(sum_t conv_weight[c][t] * window[t][c]), window = last 3 inputs,
+//   then m beta = sigmoid(b);  log_decay = -exp(a_log) * softplus(a + dt_bias), both per value head
+// Decode: first folds the pending tape rows into conv, reads the window across conv and this step's rows,
+// records m on the other tape. Prefill: advances conv in place; a sequence that starts at position 0 sees
+// zeros whatever conv holds.
 struct DeltaConv {
   DeltaShape shape;
   View projection;   // [rows, projection_dim]: [q k v | z | b | a]
@@ -47,9 +50,10 @@ struct DeltaConv {
 // The gated delta rule per value head, S [d_v, d_k] (gated delta networks, recurrent form):
 //   k <- k rsqrt(sum k^2 + 1e-6);  q <- q rsqrt(sum q^2 + 1e-6) d_k^-0.5;  g = exp(log_decay)
 //   S <- g S;  delta = beta (v - S k);  S <- S + delta k^T;  y = S q
-// Decode: folds pending tape rows into S with the same arithmetic and stores S, then runs the rows on a copy in registers
-// and records g, k, delta on the other tape: S itself stands at the last fold. Prefill: chunked form (triangular solve),
-// S advanced in place; a sequence that starts at position 0 starts from S = 0 whatever the slot holds.
+// Decode: folds pending tape rows into S with the same arithmetic and stores S, then runs the rows on a copy
+// in registers and records g, k, delta on the other tape: S itself stands at the last fold. Prefill: chunked
+// form (triangular solve), S advanced in place; a sequence that starts at position 0 starts from S = 0
+// whatever the slot holds.
 struct DeltaStep {
   DeltaShape shape;
   View qkv;        // [rows, conv_dim], after DeltaConv
@@ -59,24 +63,26 @@ struct DeltaStep {
   MutView y;  // out [rows, value_dim]
 };
 
-// Head norms, rotary embedding and cache append. `projection` is [q | gate | k | v] (no gate columns when !gated).
-//   q_h <- rms_norm(q_h) * q_norm (if given), k likewise; both rotated in their first rotary_dims dimensions, half-split
-//   pairing (i, i + rotary_dims / 2), by the angles of rope_angles; k and v are stored as the cache stores them.
+// Head norms, rotary embedding and cache append. `projection` is [q | gate | k | v] (no gate columns when
+// !gated).
+//   q_h <- rms_norm(q_h) * q_norm (if given), k likewise; both rotated in their first rotary_dims dimensions,
+//   half-split pairing (i, i + rotary_dims / 2), by the angles of rope_angles; k and v are stored as the
+//   cache stores them.
 struct AttentionPrep {
   AttentionShape shape;
-  MutView projection;  // q is normalised and rotated in place
-  int gate_cols = 0;   // q_dim or 0
+  MutView projection;             // q is normalised and rotated in place
+  int gate_cols = 0;              // q_dim or 0
   View q_norm = {}, k_norm = {};  // [1, d_head] or empty
   float eps = 0;
   View angles;  // [rows, rotary_dims]: cos for rotary_dims / 2 frequencies, then sin
   KvLayer cache;
 };
 
-// out_h = sum_j softmax_j(q_h . k_j * scale) v_j * sigmoid(gate_h), over positions j <= the row's own; KV head h / group.
-// K and V are read as stored, those of this step included.
+// out_h = sum_j softmax_j(q_h . k_j * scale) v_j * sigmoid(gate_h), over positions j <= the row's own; KV
+// head h / group. K and V are read as stored, those of this step included.
 struct Attention {
   AttentionShape shape;
-  View q;     // [rows, q_dim], after AttentionPrep
+  View q;          // [rows, q_dim], after AttentionPrep
   View gate = {};  // [rows, q_dim] before the sigmoid, or empty
   float scale = 0;
   KvLayer cache;
@@ -97,14 +103,14 @@ struct MoeWeights {
 
 // Scratch a block needs, made once by the model for the most rows it will ever pass.
 struct Scratch {
-  MutView norm;    // [rows, H]
-  MutView wide;    // [rows, widest projection]
-  MutView inner;   // [rows, widest input of an output projection]
-  MutView heads;   // [rows, n_v_heads] log decay
-  MutView heads2;  // [rows, n_v_heads] beta
-  MutView qkv;     // [rows, conv_dim]
-  MutView router;  // [rows, E]
-  MutView choice;  // [rows, top_k] i32
+  MutView norm;           // [rows, H]
+  MutView wide;           // [rows, widest projection]
+  MutView inner;          // [rows, widest input of an output projection]
+  MutView heads;          // [rows, n_v_heads] log decay
+  MutView heads2;         // [rows, n_v_heads] beta
+  MutView qkv;            // [rows, conv_dim]
+  MutView router;         // [rows, E]
+  MutView choice;         // [rows, top_k] i32
   MutView choice_weight;  // [rows, top_k]
 };
 
@@ -170,7 +176,8 @@ struct MoeExperts {
   MutView residual;  // [rows, H]: the mixture is added to it
 };
 
-// The largest step a model will run: what a backend sizes its own scratch by. Shapes a model lacks are all zero.
+// The largest step a model will run: what a backend sizes its own scratch by. Shapes a model lacks are all
+// zero.
 struct Reserve {
   int max_rows = 0;
   int max_positions = 0;
@@ -201,7 +208,8 @@ class Backend {
   virtual void copy_in(std::byte* device, std::span<const std::byte> host) = 0;
   virtual void copy_out(std::span<std::byte> host, const std::byte* device) = 0;
   virtual void zero(std::byte* device, size_t bytes) = 0;
-  // Whether the host may read and write device memory in place between steps, so that nothing need be copied out.
+  // Whether the host may read and write device memory in place between steps, so that nothing need be copied
+  // out.
   virtual bool memory_is_host() const { return true; }
 
   // Runs a whole step. A backend may record `body` once per key (same shapes, same buffers) and replay it.
@@ -223,23 +231,27 @@ class Backend {
   void silu_mul(View gate_up, MutView y);
   // y = rms_norm over each head of d_v columns * gain * silu(z). y may be o.
   void gated_norm(View o, View z, View gain, float eps, MutView y);
-  // angles[r] = cos(p f_i) * m for i < rotary_dims / 2, then sin(p f_i) * m; p the row's position, f fp32 frequencies.
+  // angles[r] = cos(p f_i) * m for i < rotary_dims / 2, then sin(p f_i) * m; p the row's position, f fp32
+  // frequencies.
   void rope_angles(const Step& step, View frequencies, float m, MutView angles);
   void attention_prep(const Step& step, const AttentionPrep& args);
   void attention(const Step& step, const Attention& args);
   void delta_conv(const Step& step, const DeltaConv& args);
   void delta_step(const Step& step, const DeltaStep& args);
-  // Folds pending tape rows into S and conv of every sequence of the step (rows are ignored): for export and prefill.
+  // Folds pending tape rows into S and conv of every sequence of the step (rows are ignored): for export and
+  // prefill.
   void fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state);
   // Chooses top_k experts per row: highest logit first, ties to the lower id; ids ascending in the result.
   void moe_route(View logits, bool normalise, MutView ids, MutView weights);
-  // residual += tree over slices of (sum over chosen experts in ascending id of weight * down slice, then the shared
-  // expert's sigmoid(shared_gate x) * down slice).
+  // residual += tree over slices of (sum over chosen experts in ascending id of weight * down slice, then the
+  // shared expert's sigmoid(shared_gate x) * down slice).
   void moe_experts(Path path, const MoeExperts& args);
 
   // ---- blocks ----
-  void delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch);  // fills wide, qkv, heads, heads2
-  void delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch);  // reads inner (y) and z in wide
+  void delta_inputs(const Step& step, const DeltaInputs& args,
+                    Scratch& scratch);  // fills wide, qkv, heads, heads2
+  void delta_output(const Step& step, const DeltaOutput& args,
+                    Scratch& scratch);  // reads inner (y) and z in wide
   void attention_inputs(const Step& step, const AttentionInputs& args, Scratch& scratch);  // fills wide
   void mlp(const Step& step, const Mlp& args, Scratch& scratch);
   void moe(const Step& step, const Moe& args, Scratch& scratch);

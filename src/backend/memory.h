@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// A two-dimensional strided view: rows of `cols` contiguous elements. Does not own; valid for the call it is passed to.
+// A two-dimensional strided view: rows of `cols` contiguous elements. Does not own; valid for the call it is
+// passed to.
 struct View {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -29,11 +30,12 @@ struct MutView {
   bool empty() const { return data == nullptr; }
   // Rows [first, first + n) and columns [first, first + n).
   MutView row_range(int first, int n) const {
-    return {static_cast<std::byte*>(data) + int64_t{first} * stride * int64_t(dtype_bytes(dtype)), dtype, n, cols,
-            stride};
+    return {static_cast<std::byte*>(data) + int64_t{first} * stride * int64_t(dtype_bytes(dtype)), dtype, n,
+            cols, stride};
   }
   MutView col_range(int first, int n) const {
-    return {static_cast<std::byte*>(data) + int64_t{first} * int64_t(dtype_bytes(dtype)), dtype, rows, n, stride};
+    return {static_cast<std::byte*>(data) + int64_t{first} * int64_t(dtype_bytes(dtype)), dtype, rows, n,
+            stride};
   }
 };
 

@@ -8,22 +8,25 @@
 
 namespace tandem {
 
-constexpr int kPageTokens = 64;       // positions of a KV page
-constexpr int kChunkTokens = 64;      // prefill and delta-rule chunks end at absolute multiples of this
-constexpr int kMaxDecodeRows = 32;    // rows of one sequence in one decode or verify step; capacity of the tape
-constexpr int kConvTaps = 4;          // of the causal convolution in a Gated DeltaNet layer
+constexpr int kPageTokens = 64;     // positions of a KV page
+constexpr int kChunkTokens = 64;    // prefill and delta-rule chunks end at absolute multiples of this
+constexpr int kMaxDecodeRows = 32;  // rows of one sequence in one decode or verify step; capacity of the tape
+constexpr int kConvTaps = 4;        // of the causal convolution in a Gated DeltaNet layer
 
-// Every prompt token takes the prefill path, every generated token the decode path, however many rows share the step.
+// Every prompt token takes the prefill path, every generated token the decode path, however many rows share
+// the step.
 enum class Path : uint8_t { decode, prefill };
 
-// The rows [first_row, first_row + n_rows) of a step: consecutive tokens of one sequence from position `start` on.
+// The rows [first_row, first_row + n_rows) of a step: consecutive tokens of one sequence from position
+// `start` on.
 struct SeqStep {
   int first_row = 0, n_rows = 0;
   int start = 0;
-  // Recurrent state: its slot; which of its two tapes (0, 1) holds rows that are committed but not folded into the
-  // state yet, and the indices of those rows in order. A decode step folds them, then writes its own rows to the other
-  // tape. A prefill step needs `pending` empty (Backend::fold_states first) and advances the state in place.
-  // A step whose start is 0, on either path, starts from zero state whatever the slot holds, and has nothing pending.
+  // Recurrent state: its slot; which of its two tapes (0, 1) holds rows that are committed but not folded
+  // into the state yet, and the indices of those rows in order. A decode step folds them, then writes its own
+  // rows to the other tape. A prefill step needs `pending` empty (Backend::fold_states first) and advances
+  // the state in place. A step whose start is 0, on either path, starts from zero state whatever the slot
+  // holds, and has nothing pending.
   int slot = 0;
   int tape = 0;
   std::span<const uint8_t> pending = {};
@@ -49,12 +52,12 @@ struct DeltaShape {
 // One layer's recurrent slots; all fp32. Tape rows of a slot: index (slot * 2 + tape) * tape_rows + row.
 struct DeltaState {
   int tape_rows = kMaxDecodeRows;  // rows a tape holds: the most a decode step of one sequence may have
-  float* s = nullptr;           // [n_slots, n_v_heads, d_v, d_k]
-  float* conv = nullptr;        // [n_slots, kConvTaps - 1, conv_dim], pre-convolution inputs, oldest first
-  float* tape_g = nullptr;      // [tape rows, n_v_heads]         decay
-  float* tape_k = nullptr;      // [tape rows, key_dim]           normalised key
-  float* tape_delta = nullptr;  // [tape rows, value_dim]         beta * (v - S k)
-  float* tape_conv = nullptr;   // [tape rows, conv_dim]          convolution input
+  float* s = nullptr;              // [n_slots, n_v_heads, d_v, d_k]
+  float* conv = nullptr;           // [n_slots, kConvTaps - 1, conv_dim], pre-convolution inputs, oldest first
+  float* tape_g = nullptr;         // [tape rows, n_v_heads]         decay
+  float* tape_k = nullptr;         // [tape rows, key_dim]           normalised key
+  float* tape_delta = nullptr;     // [tape rows, value_dim]         beta * (v - S k)
+  float* tape_conv = nullptr;      // [tape rows, conv_dim]          convolution input
 };
 
 struct AttentionShape {
@@ -63,8 +66,8 @@ struct AttentionShape {
   int kv_dim() const { return n_kv_heads * d_head; }
 };
 
-// One layer's KV pages: page p lies at pages + p * page_bytes. What is inside a page is the backend's own affair; a
-// page may be copied whole.
+// One layer's KV pages: page p lies at pages + p * page_bytes. What is inside a page is the backend's own
+// affair; a page may be copied whole.
 struct KvLayer {
   std::byte* pages = nullptr;
   size_t page_bytes = 0;

@@ -42,7 +42,8 @@ struct PackRequest {
   std::span<const RowRun> rows;  // in output order; all of the same k
   int n_experts = 1;             // > 1: the rows are n_experts equal parts, one matrix each
   int n_slices = 1;  // k-slices of the sum (1, 2, 4 or 8; see docs/numerics.md), each k / n_slices wide
-  std::span<const float> bias = {};  // empty, or [n]: added to the product, after the root of the slices' tree
+  std::span<const float> bias =
+      {};  // empty, or [n]: added to the product, after the root of the slices' tree
 };
 
 struct PackShape {

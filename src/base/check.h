@@ -3,15 +3,15 @@
 #pragma once
 
 namespace tandem {
-[[noreturn]] [[gnu::format(printf, 4, 5)]] void check_failed(const char* file, int line, const char* condition,
-                                                             const char* format, ...);
+[[noreturn]] [[gnu::format(printf, 4, 5)]] void check_failed(const char* file, int line,
+                                                             const char* condition, const char* format, ...);
 }
 
-#define TD_CHECK(condition, ...)                                                    \
-  do {                                                                              \
-    if (!(condition)) [[unlikely]] {                                                \
-      ::tandem::check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__);          \
-    }                                                                               \
+#define TD_CHECK(condition, ...)                                           \
+  do {                                                                     \
+    if (!(condition)) [[unlikely]] {                                       \
+      ::tandem::check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__); \
+    }                                                                      \
   } while (0)
 
 #ifdef NDEBUG

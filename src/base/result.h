@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// One sentence for a person: the thing (file, tensor, field, flag), what was expected, what was found, the cure.
+// One sentence for a person: the thing (file, tensor, field, flag), what was expected, what was found, the
+// cure.
 struct Error {
   std::string message;
 };
@@ -58,11 +59,11 @@ using Status = Result<void>;
 }  // namespace tandem
 
 // Leaves the enclosing function with the error, if there is one.
-#define TD_RETURN_IF_ERROR(expr)                        \
-  do {                                                  \
-    if (auto td_status = (expr); !td_status.ok()) {     \
-      return td_status.error();                         \
-    }                                                   \
+#define TD_RETURN_IF_ERROR(expr)                    \
+  do {                                              \
+    if (auto td_status = (expr); !td_status.ok()) { \
+      return td_status.error();                     \
+    }                                               \
   } while (0)
 
 // TD_ASSIGN_OR_RETURN(auto x, f()): x is the value of f(), or the enclosing function returns f()'s error.

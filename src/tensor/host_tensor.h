@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-// Row-major, little endian, contiguous. `bytes` may be misaligned for `dtype`: read with memcpy, never through a cast
-// pointer. Borrows the memory (a mapping, a vector) of whoever made it.
+// Row-major, little endian, contiguous. `bytes` may be misaligned for `dtype`: read with memcpy, never
+// through a cast pointer. Borrows the memory (a mapping, a vector) of whoever made it.
 struct HostTensor {
   std::string name;  // as the checkpoint spells it, for errors
   DType dtype = DType::f32;

@@ -1,5 +1,5 @@
-// The embedded 8-bit model against an independent fp32 implementation on the same (dequantised) weights; and its bf16
-// original against transformers, where its folder is at hand (label original).
+// The embedded 8-bit model against an independent fp32 implementation on the same (dequantised) weights; and
+// its bf16 original against transformers, where its folder is at hand (label original).
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -58,7 +58,8 @@ TEST_P(DemoGolden, LogitsMatch) {
       got.insert(got.end(), all.begin() + int64_t(size_t(at) * v), all.begin() + int64_t(size_t(at + 1) * v));
     }
     const GoldenError error = compare(got, want);
-    EXPECT_LE(error.relative(), bound_) << name << ": max |a-b| " << error.max_abs << ", max |b| " << error.max_golden;
+    EXPECT_LE(error.relative(), bound_)
+        << name << ": max |a-b| " << error.max_abs << ", max |b| " << error.max_golden;
   }
 }
 
@@ -99,21 +100,23 @@ TEST_P(DemoGolden, LongPromptChoosesTheSameTokenAtEveryPosition) {
     if (best == want[i]) continue;
     ++n_different;
     // A different choice is legitimate only between near-equals.
-    EXPECT_LE(row[size_t(best)] - row[size_t(want[i])], 2 * bound_ * compare(last, last).max_golden) << "position " << i;
+    EXPECT_LE(row[size_t(best)] - row[size_t(want[i])], 2 * bound_ * compare(last, last).max_golden)
+        << "position " << i;
   }
   EXPECT_LE(n_different, int(want.size()) / 20);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Backends, DemoGolden, testing::ValuesIn([] {
-      std::vector<BackendOptions> all{{.name = "reference"}};
-      for (const char* isa : {"portable", "avx2", "avx512"}) {
-        BackendOptions cpu{.name = "cpu", .threads = 2, .isa = isa};
-        if (make_backend(cpu).ok()) all.push_back(cpu);
-      }
-      return all;
-    }()),
-    [](const testing::TestParamInfo<BackendOptions>& info) { return info.param.name + "_" + info.param.isa; });
+INSTANTIATE_TEST_SUITE_P(Backends, DemoGolden, testing::ValuesIn([] {
+                           std::vector<BackendOptions> all{{.name = "reference"}};
+                           for (const char* isa : {"portable", "avx2", "avx512"}) {
+                             BackendOptions cpu{.name = "cpu", .threads = 2, .isa = isa};
+                             if (make_backend(cpu).ok()) all.push_back(cpu);
+                           }
+                           return all;
+                         }()),
+                         [](const testing::TestParamInfo<BackendOptions>& info) {
+                           return info.param.name + "_" + info.param.isa;
+                         });
 
 }  // namespace
 }  // namespace tandem

@@ -38,12 +38,14 @@ TEST_P(FamilyGolden, LogitsAndGreedyTokensMatchTransformers) {
     m.prefill(pool, state, ids, 512, &all);
     const std::span<const float> got = std::span(all).last(want.size());
     const GoldenError error = compare(got, want);
-    EXPECT_LE(error.relative(), bound) << p << ": max |a-b| " << error.max_abs << ", max |b| " << error.max_golden;
+    EXPECT_LE(error.relative(), bound)
+        << p << ": max |a-b| " << error.max_abs << ", max |b| " << error.max_golden;
     const std::vector<TokenId> greedy = golden.ints(p + ".greedy");
     const GreedyCheck check =
         check_greedy(m, ids, greedy, golden.floats(p + ".greedy_margin"), 2 * bound * error.max_golden);
     EXPECT_EQ(check.n_wrong, 0) << p << ": of " << check.n_decided << " decided steps";
-    EXPECT_GE(check.n_decided, check.n_steps / 2) << p << ": the bound decides too few steps to mean anything";
+    EXPECT_GE(check.n_decided, check.n_steps / 2)
+        << p << ": the bound decides too few steps to mean anything";
     RecordProperty(p + "_relative_error", std::to_string(error.relative()));
   }
 }

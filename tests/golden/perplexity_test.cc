@@ -1,5 +1,6 @@
-// What 8 bits cost, in perplexity per token on a text the model was not trained on (tests/data/text/held_out.py, a program of
-// this project): 8-bit activations on the CPU against fp32 ones, and, where the bf16 original is at hand, 8-bit weights.
+// What 8 bits cost, in perplexity per token on a text the model was not trained on
+// (tests/data/text/held_out.py, a program of this project): 8-bit activations on the CPU against fp32 ones,
+// and, where the bf16 original is at hand, 8-bit weights.
 #include <gtest/gtest.h>
 
 #include <cmath>

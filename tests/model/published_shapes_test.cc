@@ -14,7 +14,8 @@ ModelConfig shape(const std::string& model) {
 }
 
 TEST(PublishedShapes, WeightBytesAreThoseOfThePublishedFiles) {
-  // Quantisable parameters of the text models, exact (from the difference of published 8- and 4-bit repositories).
+  // Quantisable parameters of the text models, exact (from the difference of published 8- and 4-bit
+  // repositories).
   const std::pair<const char*, uint64_t> published[] = {{"synth:qwen3.5-9b", 8952741888},
                                                         {"synth:qwen3.5-27b", 26893352960},
                                                         {"synth:qwen3.5-35b-a3b", 34659450880},

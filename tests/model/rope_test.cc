@@ -36,7 +36,8 @@ TEST(Rope, LinearDividesEveryFrequency) {
 }
 
 TEST(Rope, YarnKeepsShortWavelengthsAndStretchesLongOnes) {
-  // Published shape: 64 dimensions, base 1e7, 262144 positions stretched by 4: dimensions 0..14 kept, 22..31 divided.
+  // Published shape: 64 dimensions, base 1e7, 262144 positions stretched by 4: dimensions 0..14 kept, 22..31
+  // divided.
   const RopeTable plain = rope_table(plain_config(1e7, 64));
   const RopeTable t = rope_table(stretched(plain_config(1e7, 64), RopeConfig::Type::yarn, 4, 262144));
   for (size_t i = 0; i <= 14; ++i) EXPECT_FLOAT_EQ(t.frequencies[i], plain.frequencies[i]) << i;
@@ -53,7 +54,8 @@ TEST(Rope, Llama3BlendsBetweenItsTwoWavelengths) {
   EXPECT_FLOAT_EQ(t.frequencies[63], plain.frequencies[63] / 8);
   int n_between = 0;
   for (size_t i = 0; i < 64; ++i) {
-    n_between += t.frequencies[i] < plain.frequencies[i] * 0.999f && t.frequencies[i] > plain.frequencies[i] / 7.99f;
+    n_between +=
+        t.frequencies[i] < plain.frequencies[i] * 0.999f && t.frequencies[i] > plain.frequencies[i] / 7.99f;
   }
   EXPECT_GT(n_between, 3);
 }

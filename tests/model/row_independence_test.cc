@@ -1,5 +1,6 @@
-// The promise that makes speculation lossless, on whole models: a token's logits and state depend on its own sequence alone,
-// bit for bit, never on who shares the step, on how many rows a step has, on where a prompt was cut, or on threads.
+// The promise that makes speculation lossless, on whole models: a token's logits and state depend on its own
+// sequence alone, bit for bit, never on who shares the step, on how many rows a step has, on where a prompt
+// was cut, or on threads.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -30,7 +31,8 @@ std::vector<Case> cases() {
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const std::string& m = info.param.model;
-  std::string name = m.substr(m.rfind('/') + 1) + "_" + info.param.backend.name + "_" + info.param.backend.isa;
+  std::string name =
+      m.substr(m.rfind('/') + 1) + "_" + info.param.backend.name + "_" + info.param.backend.isa;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
@@ -96,7 +98,8 @@ TEST_P(RowIndependence, RejectedRowsLeaveNoTrace) {
   std::vector<float> got;
   const auto v = size_t(model_.n_vocab());
   for (size_t done = 0; done < then.size();) {
-    const int right = std::min(int(rng() % 5), int(then.size() - done));  // rows that will be kept; none is legal
+    const int right =
+        std::min(int(rng() % 5), int(then.size() - done));  // rows that will be kept; none is legal
     std::vector<TokenId> draft(then.begin() + int64_t(done), then.begin() + int64_t(done) + right);
     const std::vector<TokenId> wrong = tokens(1 + int(rng() % 6), int(rng()));
     draft.insert(draft.end(), wrong.begin(), wrong.end());
@@ -141,7 +144,8 @@ TEST_P(RowIndependence, ABatchOfEightEqualsEachAlone) {
     }
   }
   for (int i = 0; i < kSequences; ++i) {
-    expect_same_bits(got[size_t(i)], plain(prompts[size_t(i)], thens[size_t(i)]), "sequence " + std::to_string(i));
+    expect_same_bits(got[size_t(i)], plain(prompts[size_t(i)], thens[size_t(i)]),
+                     "sequence " + std::to_string(i));
   }
 }
 

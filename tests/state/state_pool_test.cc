@@ -42,7 +42,8 @@ TEST_F(StatePoolTest, AFullCacheIsAnErrorThatSaysHowMuchIsMissing) {
   SequenceState a = *SequenceState::create(p);
   const Status status = a.begin_prefill(64 * 5);
   ASSERT_FALSE(status.ok());
-  EXPECT_NE(status.error().message.find("320 positions need 5 more pages"), std::string::npos) << status.error().message;
+  EXPECT_NE(status.error().message.find("320 positions need 5 more pages"), std::string::npos)
+      << status.error().message;
   EXPECT_FALSE(SequenceState::create(p).ok());
   EXPECT_TRUE(a.begin_prefill(64).ok()) << "a refused step must leave the sequence usable";
 }

@@ -96,13 +96,12 @@ TEST(PreTokenizer, KeepsMatchesGapsOrBothAndCutsInSteps) {
 
 TEST(SplitRegex, AcceptsTheConstructsOfPublishedPatterns) {
   // GPT-4o, DeepSeek, a Han class, look-behind, possessive and lazy repeats, hexadecimal escapes.
-  for (
-      const char* pattern :
-      {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+  for (const char* pattern :
+       {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-       R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)",
-       "[一-龥぀-ゟ゠-ヿ]+", R"([\p{Han}]+)", R"((?<=\d)(?=(?:\d{3})+(?!\d)))",
-       R"(\p{N}{1,3}?|a++|b{2,}|\x41\x{1F600}|\u00e9)", R"((a|(?>b+)|(?<!c)d)*?.)"}) {
+        R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)",
+        "[一-龥぀-ゟ゠-ヿ]+", R"([\p{Han}]+)", R"((?<=\d)(?=(?:\d{3})+(?!\d)))",
+        R"(\p{N}{1,3}?|a++|b{2,}|\x41\x{1F600}|\u00e9)", R"((a|(?>b+)|(?<!c)d)*?.)"}) {
     const auto regex = SplitRegex::compile(pattern);
     EXPECT_TRUE(regex.ok()) << pattern << ": " << regex.error().message;
   }

@@ -15,7 +15,7 @@
 namespace tandem::cpu {
 
 inline constexpr int kMaxConvChannels = 256;  // of one tile of the convolution
-inline constexpr int kMaxKeyDim = 256;  // d_k of the delta rule; multiples of 8
+inline constexpr int kMaxKeyDim = 256;        // d_k of the delta rule; multiples of 8
 inline constexpr int kSplitPages = 16;  // attention sums splits of this many pages apart, then merges them
 inline constexpr int kMaxTileQueries = 64;  // of one attention tile
 

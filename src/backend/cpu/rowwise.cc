@@ -32,11 +32,11 @@ void CpuBackend::product(View x, const CpuWeight& w, MutView y, const float* res
   const LinearInput in = input_of(x, w, quantized_);
   for (const CpuWeight::Part& part : w.parts()) {
     cpu::linear(team_, isa_, part.packed, in, x.rows,
-           {.y = row(y, 0) + part.first,
-            .stride = y.stride,
-            .bias = w.bias() != nullptr ? w.bias() + part.first : nullptr,
-            .residual = residual != nullptr ? residual + part.first : nullptr,
-            .residual_stride = residual_stride});
+                {.y = row(y, 0) + part.first,
+                 .stride = y.stride,
+                 .bias = w.bias() != nullptr ? w.bias() + part.first : nullptr,
+                 .residual = residual != nullptr ? residual + part.first : nullptr,
+                 .residual_stride = residual_stride});
   }
 }
 
