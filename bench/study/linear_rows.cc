@@ -117,7 +117,7 @@ Step make_step(ThreadTeam& team, HugeArena& arena, int bits) {
 
 struct Inputs {
   std::vector<float> values;
-  std::vector<std::byte> quantized;
+  std::vector<std::byte> quantized, rounded;
 };
 
 Inputs make_inputs(int rows, int k) {
@@ -127,15 +127,19 @@ Inputs make_inputs(int rows, int k) {
   in.values.resize(size_t(rows) * size_t(k));
   for (float& v : in.values) v = normal(rng);
   in.quantized.resize(quantized_bytes(rows, k));
+  in.rounded.resize(rounded_bytes(rows, k));
   return in;
 }
 
 void run_linear(ThreadTeam& team, Isa isa, const PackedLinear& w, Inputs& in, int rows,
                 std::vector<float>& y) {
-  LinearInput x{in.values.data(), w.shape.k, {}};
+  LinearInput x{in.values.data(), w.shape.k, {}, {}};
   if (w.shape.format.affine()) {
     x.quantized = quantized_rows_in(in.quantized, rows, w.shape.k);
     quantize_rows(team, isa, x.values, x.stride, x.quantized);
+  } else if (w.shape.format.dtype == DType::bf16) {
+    x.rounded = rounded_rows_in(in.rounded, rows, w.shape.k);
+    round_rows(team, isa, x.values, x.stride, x.rounded);
   }
   linear(team, isa, w, x, rows, {.y = y.data(), .stride = w.shape.n});
 }

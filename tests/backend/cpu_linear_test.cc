@@ -32,16 +32,20 @@ struct Inputs {
   int rows, k;
   std::vector<float> values;
   std::vector<ActivationGroup> groups;
+  std::vector<uint16_t> halves;
 
   Inputs(Isa isa, int n_rows, int n_columns, std::vector<float> x)
       : rows(n_rows),
         k(n_columns),
         values(std::move(x)),
-        groups(size_t(rows) * size_t(activation_groups(k))) {
+        groups(size_t(rows) * size_t(activation_groups(k))),
+        halves(size_t(rows) * size_t(k + k % 2)) {
     quantize_rows(team(), isa, values.data(), k, quantized());
+    round_rows(team(), isa, values.data(), k, rounded());
   }
   QuantizedRows quantized() { return {groups.data(), rows, k}; }
-  LinearInput input() { return {values.data(), k, quantized()}; }
+  RoundedRows rounded() { return {halves.data(), rows, k}; }
+  LinearInput input() { return {values.data(), k, quantized(), rounded()}; }
 };
 
 std::vector<float> product(Isa isa, const PackedLinear& w, const std::vector<float>& x, int rows,
@@ -88,8 +92,8 @@ TEST_P(EveryIsa, EqualsTheScalarArithmeticBitForBit) {
   }
 }
 
-// Dense: at most (64 + k / 64 + log2 slices + 1) roundings touch a product. Affine: half a step of activation
-// error per weight, and four roundings per group.
+// Dense: at most (64 + k / 64 + log2 slices + 1) roundings touch a product, and bf16 weights meet activations
+// of 8 significant bits. Affine: half a step of activation error per weight, and four roundings per group.
 TEST_P(EveryIsa, IsWithinTheDerivedBoundOfTheExactProduct) {
   Rng rng(2);
   for (const LinearFormat& format : all_formats()) {
@@ -105,6 +109,7 @@ TEST_P(EveryIsa, IsWithinTheDerivedBoundOfTheExactProduct) {
           exact += value * w;
           if (!format.affine()) {
             size += std::fabs(value * w);
+            if (format.dtype == DType::bf16) quantisation += 0x1p-8 * 0.5 * std::fabs(value * w);
             continue;
           }
           const int first = c / 64 * 64;

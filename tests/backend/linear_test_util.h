@@ -127,7 +127,15 @@ inline std::vector<float> expected_slices(const TestMatrix& m, int row, const fl
       const int last = std::min(first + 64, (s + 1) * slice_k);
       if (!host.affine()) {
         float part = 0;
-        for (int c = first; c < last; ++c) part = std::fma(m.dense(row, c), x[c], part);
+        for (int i = first; i < last; ++i) {
+          int c = i;
+          float value = x[i];
+          if (host.dtype == DType::bf16) {  // rounded activations, the odd column of a pair first
+            if (((i - first) ^ 1) + first < last) c = ((i - first) ^ 1) + first;
+            value = float_from_bf16(bf16_from_float(x[c]));
+          }
+          part = std::fma(m.dense(row, c), value, part);
+        }
         acc = acc + part;
         continue;
       }

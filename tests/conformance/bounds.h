@@ -56,14 +56,15 @@ struct Arithmetic {
   // Products with affine weights read activations rounded to 8 bits: per row and group of 64 columns, with a
   // = max |x| of the group, step = a / 127, x becomes step * round(x / step). So |error| <= step / 2 a value,
   // and a product is off by at most sum_k |w_k| step_g(k) / 2, before any fp32 rounding.
-  bool int8_activations = false;
+  // bf16 weights meet activations rounded to bf16: relative error at most 2^-9 each.
+  bool rounded_activations = false;
   // Keys and values are rounded when stored: relative error at most this.
   double kv_roundoff = 0;
 };
 
 inline Arithmetic arithmetic_of(const std::string& backend) {
   if (backend == "reference") return {};
-  return {.int8_activations = true, .kv_roundoff = 0x1p-9};  // bf16: 8 significant bits
+  return {.rounded_activations = true, .kv_roundoff = 0x1p-9};  // bf16: 8 significant bits
 }
 
 constexpr int kActivationColumns = 64;

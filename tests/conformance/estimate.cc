@@ -8,7 +8,7 @@ namespace {
 
 double exact_silu(double x) { return x / (1 + std::exp(-x)); }
 
-// x rounded to 8 bits per group of 64 columns, as Arithmetic::int8_activations says; the arithmetic of the
+// x rounded to 8 bits per group of 64 columns, as Arithmetic::rounded_activations says; the arithmetic of the
 // rounding is fp32. Where x is uncertain, so is the step, and so is a value near the middle between two
 // steps.
 std::vector<Estimate> round_activations(const Estimate* x, int k) {
@@ -34,6 +34,26 @@ std::vector<Estimate> round_activations(const Estimate* x, int k) {
         out[size_t(j)].bound += step * std::ceil(doubt);
     }
   }
+  return out;
+}
+
+// x rounded to bf16. Where x is uncertain, it may round to a neighbour, one unit in the last place of 8 bits
+// away.
+std::vector<Estimate> round_to_bf16(const Estimate* x, int k) {
+  std::vector<Estimate> out(x, x + k);
+  for (Estimate& e : out) {
+    const double before = e.value;
+    e.value = float_from_bf16(bf16_from_float(float(before)));
+    const double lowest = float_from_bf16(bf16_from_float(float(before - e.bound)));
+    const double highest = float_from_bf16(bf16_from_float(float(before + e.bound)));
+    e.bound = std::max(highest - e.value, e.value - lowest);
+  }
+  return out;
+}
+
+std::vector<Estimate> widen_to_bf16(const Estimate* x, int k) {
+  std::vector<Estimate> out(x, x + k);
+  for (Estimate& e : out) e.bound += 0x1p-9 * (std::abs(e.value) + e.bound);
   return out;
 }
 
@@ -92,7 +112,7 @@ void RelativeL2::add(const Rows& got, const Estimates& want) {
 double RelativeL2::value() const { return std::sqrt(error_ / (norm_ + 1e-300)); }
 
 Activations activations_of(const Arithmetic& arithmetic) {
-  return arithmetic.int8_activations ? Activations::rounded : Activations::exact;
+  return arithmetic.rounded_activations ? Activations::rounded : Activations::exact;
 }
 
 Estimates linear(const Estimates& x, const LinearSpec& w, Activations activations) {
@@ -113,12 +133,22 @@ Estimates linear(const Estimates& x, const LinearSpec& w, Activations activation
   Estimates y(x.rows, int(rows.size()));
   std::vector<double> value(static_cast<size_t>(k)), magnitude(static_cast<size_t>(k));
   std::vector<std::vector<Estimate>> plain(static_cast<size_t>(x.rows)),
-      quantised(static_cast<size_t>(x.rows));
+      quantised(static_cast<size_t>(x.rows)), halves(static_cast<size_t>(x.rows));
   for (int r = 0; r < x.rows; ++r) {
     plain[size_t(r)].assign(x.row(r), x.row(r) + k);
-    if (activations == Activations::rounded) quantised[size_t(r)] = round_activations(x.row(r), k);
-    if (activations == Activations::uncertain) quantised[size_t(r)] = widen_activations(x.row(r), k);
-    if (activations == Activations::exact) quantised[size_t(r)] = plain[size_t(r)];
+    switch (activations) {
+      case Activations::exact:
+        quantised[size_t(r)] = halves[size_t(r)] = plain[size_t(r)];
+        break;
+      case Activations::rounded:
+        quantised[size_t(r)] = round_activations(x.row(r), k);
+        halves[size_t(r)] = round_to_bf16(x.row(r), k);
+        break;
+      case Activations::uncertain:
+        quantised[size_t(r)] = widen_activations(x.row(r), k);
+        halves[size_t(r)] = widen_to_bf16(x.row(r), k);
+        break;
+    }
   }
   for (int i = 0; i < y.cols; ++i) {
     const RandomMatrix& m = *rows[size_t(i)].matrix;
@@ -128,7 +158,9 @@ Estimates linear(const Estimates& x, const LinearSpec& w, Activations activation
     }
     const double bias = w.bias.empty() ? 0 : double(w.bias[size_t(w.first_row + i)]);
     for (int r = 0; r < x.rows; ++r) {
-      const std::vector<Estimate>& in = m.host().affine() ? quantised[size_t(r)] : plain[size_t(r)];
+      const std::vector<Estimate>& in = m.host().affine()               ? quantised[size_t(r)]
+                                        : m.host().dtype == DType::bf16 ? halves[size_t(r)]
+                                                                        : plain[size_t(r)];
       double sum = bias, from_x = 0, terms = std::abs(bias);
       for (size_t j = 0; j < in.size(); ++j) {
         sum += in[j].value * value[j];

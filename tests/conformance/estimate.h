@@ -44,10 +44,10 @@ class RelativeL2 {
   double error_ = 0, norm_ = 0;
 };
 
-// How activations of an affine product are treated.
+// How activations of a product with affine or bf16 weights are treated.
 enum class Activations {
   exact,      // not rounded
-  rounded,    // rounded to 8 bits in the estimate too: bounds stay at fp32 level
+  rounded,    // rounded to 8 bits or to bf16 in the estimate too: bounds stay at fp32 level
   uncertain,  // not rounded in the estimate; the rounding is part of the bound
 };
 Activations activations_of(const Arithmetic& arithmetic);  // exact or rounded

@@ -60,6 +60,7 @@ TEST_P(DemoGolden, LogitsMatch) {
     const GoldenError error = compare(got, want);
     EXPECT_LE(error.relative(), bound_)
         << name << ": max |a-b| " << error.max_abs << ", max |b| " << error.max_golden;
+    RecordProperty(name + "_relative_error", std::to_string(error.relative()));
   }
 }
 

@@ -34,7 +34,10 @@ class CpuWeight final : public Weight {
   size_t bytes() const override;
   std::span<const Part> parts() const { return parts_; }
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
+  // Memory for `rows` rows of activations in the forms that the parts read (input_of).
+  size_t input_bytes(int rows) const;
   bool any_affine() const;
+  bool any_bf16() const;
 
  private:
   std::vector<Part> parts_;
@@ -60,12 +63,12 @@ class ScratchBuffer {
 
 // Bytes of each buffer that mixing `rows` rows takes.
 struct ExpertMemory {
-  size_t lists = 0, gate_up = 0, inner = 0, down = 0, quantized = 0;
+  size_t lists = 0, gate_up = 0, inner = 0, down = 0, input = 0;
 
   ExpertMemory() = default;
   // inner, shared_inner: widths inside a routed and the shared expert (0: there is none).
   ExpertMemory(int rows, int top_k, int inner_width, int shared_inner, const Weight& down_weight);
-  size_t total() const { return lists + gate_up + inner + down + quantized; }
+  size_t total() const { return lists + gate_up + inner + down + input; }
   void grow_to(const ExpertMemory& other);
 };
 // For the largest step of a model. Error: more experts per token than the backend adds up.
@@ -127,7 +130,7 @@ class CpuBackend final : public Backend {
   }
   float* thread_floats(int thread, size_t n) { return per_thread_[size_t(thread)].need_floats(n); }
 
-  // x as `w` reads it: quantised into `memory` if a part of w is affine.
+  // x as the parts of `w` read it: quantised or rounded into `memory` where need be.
   LinearInput input_of(View x, const CpuWeight& w, ScratchBuffer& memory);
   void product(View x, const CpuWeight& w, MutView y, const float* residual, int64_t residual_stride);
   bool splits_go_apart(const SeqStep& seq, const AttentionShape& shape) const;
@@ -141,9 +144,9 @@ class CpuBackend final : public Backend {
   const Isa isa_;
   const Kernels& kernels_;
   std::vector<ScratchBuffer> per_thread_;
-  ScratchBuffer quantized_;   // inputs of a product
-  ScratchBuffer quantized2_;  // inputs of a mixture's second product
-  ScratchBuffer partials_;    // of attention splits
+  ScratchBuffer input_;     // of a product
+  ScratchBuffer input2_;    // of a mixture's second product
+  ScratchBuffer partials_;  // of attention splits
   ScratchBuffer moe_lists_, moe_gate_up_, moe_inner_, moe_down_;
 };
 

@@ -90,6 +90,16 @@ size_t CpuWeight::bytes() const {
   return bytes;
 }
 
+size_t CpuWeight::input_bytes(int rows) const {
+  return (any_affine() ? quantized_bytes(rows, k()) : 0) + (any_bf16() ? rounded_bytes(rows, k()) : 0);
+}
+
+bool CpuWeight::any_bf16() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& p) {
+    return !p.packed.shape.format.affine() && p.packed.shape.format.dtype == DType::bf16;
+  });
+}
+
 bool CpuWeight::any_affine() const {
   return std::any_of(parts_.begin(), parts_.end(),
                      [](const Part& p) { return p.packed.shape.format.affine(); });
@@ -167,21 +177,19 @@ Status CpuBackend::reserve(const Reserve& largest) {
                     kMaxKeyDim, delta.d_k)};
   }
   TD_ASSIGN_OR_RETURN(const ExpertMemory experts, expert_memory(largest));
-  size_t of_thread = 0, partials = 0, quantized = 0;
+  size_t of_thread = 0, partials = 0, input = 0;
   if (attention.d_head > 0) {
     of_thread = size_t(attention_work_floats(attention.d_head)) * sizeof(float);
     partials =
         size_t(max_attention_partials(attention)) * size_t(partial_floats(attention.d_head)) * sizeof(float);
   }
   if (delta.d_k > 0) of_thread = std::max(of_thread, delta_work_floats(delta.d_k, delta.d_v) * sizeof(float));
-  for (const Weight* w : largest.weights) {
-    if (ours(*w).any_affine()) quantized = std::max(quantized, quantized_bytes(largest.max_rows, w->k()));
-  }
-  TD_RETURN_IF_ERROR(check_host_memory(
-      of_thread * per_thread_.size() + partials + quantized + experts.total(), "scratch of the cpu backend"));
+  for (const Weight* w : largest.weights) input = std::max(input, ours(*w).input_bytes(largest.max_rows));
+  TD_RETURN_IF_ERROR(check_host_memory(of_thread * per_thread_.size() + partials + input + experts.total(),
+                                       "scratch of the cpu backend"));
   for (ScratchBuffer& scratch : per_thread_) scratch.need(of_thread);
   partials_.need(partials);
-  quantized_.need(quantized);
+  input_.need(input);
   need(experts);
   return {};
 }

@@ -51,4 +51,12 @@ std::vector<Isa> supported_isas() {
 
 Isa best_isa() { return supported_isas().back(); }
 
+bool has_bf16_dot() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 }  // namespace tandem::cpu

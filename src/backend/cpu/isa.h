@@ -18,5 +18,7 @@ bool isa_supported(Isa isa);
 // What this machine can run, the best one last.
 std::vector<Isa> supported_isas();
 Isa best_isa();
+// AVX512_BF16, which avx512 uses where it is there: faster, the same bits.
+bool has_bf16_dot();
 
 }  // namespace tandem::cpu

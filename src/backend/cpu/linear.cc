@@ -13,7 +13,14 @@ namespace tandem::cpu {
 
 const LinearKernels& linear_kernels(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::avx512) return kAvx512Linear;
+  if (isa == Isa::avx512) {
+    static const LinearKernels with_bf16 = [] {
+      LinearKernels kernels = kAvx512Linear;
+      kernels.dense_bf16 = kAvx512Bf16Dense;
+      return kernels;
+    }();
+    return has_bf16_dot() ? with_bf16 : kAvx512Linear;
+  }
   if (isa == Isa::avx2) return kAvx2Linear;
 #endif
   TD_CHECK(isa == Isa::portable, "kernels for isa %d\n", int(isa));
@@ -116,16 +123,16 @@ void affine_slice(const Job& job, const Tiles& tiles, int slice, const PassRows&
   }
 }
 
-void dense_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& rows, float* acc) {
+// acc[tiles][rows][32] += slice `slice`; row(r) are the k activations of input row r.
+template <class Value, class Row>
+void dense_slice(const Job& job, const ByRows<DenseSteps<Value>>& kernels, const Row& row, const Tiles& tiles,
+                 int slice, const PassRows& rows, float* acc) {
   const LinearShape& shape = job.w.shape;
   const DType dtype = shape.format.dtype;
   const int slice_k = shape.slice_k();
-  const auto& kernels = dtype == DType::bf16  ? job.kernels.dense_bf16
-                        : dtype == DType::f16 ? job.kernels.dense_f16
-                                              : job.kernels.dense_f32;
   const int chunk = rows.n <= kMaxBlockRows ? slice_k : kChunkSteps * kStep;
   for (int c = 0; c < slice_k; c += chunk) {
-    DenseSteps args;
+    DenseSteps<Value> args;
     args.n_columns = std::min(chunk, slice_k - c);
     args.ahead = rows.ahead;
     for (int i = 0; i < tiles.n; ++i) {
@@ -133,13 +140,22 @@ void dense_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& 
     }
     for_row_blocks(rows.n, [&](int first, int n_rows) {
       for (int i = 0; i < tiles.n; ++i) args.acc[i] = acc + (i * rows.n + first) * kTile;
-      for (int r = 0; r < n_rows; ++r) {
-        args.x[r] = job.x.values + rows.in[first + r] * job.x.stride + slice * slice_k + c;
-      }
+      for (int r = 0; r < n_rows; ++r) args.x[r] = row(rows.in[first + r]) + slice * slice_k + c;
       call(kernels, tiles.n, n_rows, args);
       args.ahead = 0;
     });
   }
+}
+
+void dense_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& rows, float* acc) {
+  const DType dtype = job.w.shape.format.dtype;
+  if (dtype == DType::bf16) {
+    const auto row = [&](int r) -> const uint16_t* { return job.x.rounded.row(r); };
+    return dense_slice(job, job.kernels.dense_bf16, row, tiles, slice, rows, acc);
+  }
+  const auto row = [&](int r) { return job.x.values + r * job.x.stride; };
+  dense_slice(job, dtype == DType::f16 ? job.kernels.dense_f16 : job.kernels.dense_f32, row, tiles, slice,
+              rows, acc);
 }
 
 // y = residual + (sum + bias) for one row of a tile.
@@ -219,8 +235,11 @@ void check_job(const Job& job) {
   if (format.affine()) {
     TD_CHECK(job.x.quantized.groups != nullptr && job.x.quantized.k == job.w.shape.k,
              "quantised rows of %d columns for a weight of %d\n", job.x.quantized.k, job.w.shape.k);
+  } else if (format.dtype == DType::bf16) {
+    TD_CHECK(job.x.rounded.values != nullptr && job.x.rounded.k == job.w.shape.k,
+             "rounded rows of %d columns for a weight of %d\n", job.x.rounded.k, job.w.shape.k);
   } else {
-    TD_CHECK(job.x.values != nullptr, "a dense weight reads fp32 rows\n");
+    TD_CHECK(job.x.values != nullptr, "an %s weight reads fp32 rows\n", dtype_name(format.dtype).data());
   }
   TD_CHECK(job.out.slice_stride == 0 || (job.out.bias == nullptr && job.out.residual == nullptr),
            "slices left apart take no bias and no residual\n");

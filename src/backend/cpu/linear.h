@@ -9,8 +9,11 @@
 //         acc = fma(float(sum of code * q), scale * step, acc);  acc = fma(bias, step * sum of q, acc)
 //       The sum of code * q is an exact integer.
 //     dense, per step:  part = 0;  part = fma(w, x, part) for each column in order;  acc = acc + part
-//       Weights are widened to fp32; activations are fp32.
-// So a row's bits do not depend on other rows, on its place, on threads or on the instruction set.
+//       f16 and f32 weights are widened to fp32 and activations are fp32, columns ascending. bf16 weights
+//       meet activations rounded to bf16, and of each pair of columns the odd one comes first, because
+//       AVX512_BF16 does.
+// So a row's bits do not depend on other rows, on its place, on threads or on the instruction set (but for
+// subnormal numbers, which AVX512_BF16 takes for zero).
 //
 // Packed layout: outputs in tiles of 32 (the last one padded with zeros), one sequential stream of bytes per
 // tile; see linear_layout.h. Nothing here allocates but pack.
@@ -73,11 +76,13 @@ struct PackedLinear {
 Result<PackedLinear> pack_linear(ThreadTeam& team, HugeArena& arena, const LinearShape& shape,
                                  std::span<const RowRun> runs);
 
-// The inputs of a product. An affine weight reads `quantized`, a dense one `values`; the other may be empty.
+// The inputs of a product. An affine weight reads `quantized`, a bf16 one `rounded`, others `values`; what no
+// part reads may be empty.
 struct LinearInput {
   const float* values = nullptr;  // [rows, k]
   int64_t stride = 0;             // of values, in elements
   QuantizedRows quantized;
+  RoundedRows rounded;
 };
 
 struct LinearOutput {

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <type_traits>
 
 #include "backend/cpu/linear_kernels.h"
 
@@ -165,8 +166,18 @@ template <DType kType>
   }
 }
 
+template <DType kType>
+using Value = std::conditional_t<kType == DType::bf16, uint16_t, float>;
+
+[[gnu::always_inline]] inline __m256 broadcast(const float* x) { return _mm256_set1_ps(*x); }
+[[gnu::always_inline]] inline __m256 broadcast(const uint16_t* x) {
+  return _mm256_castsi256_ps(_mm256_set1_epi32(int32_t(uint32_t{*x} << 16)));
+}
+
 template <int kRows, DType kType>
-[[gnu::always_inline]] inline void dense_rows(const DenseSteps& a, int tile, int first_row) {
+[[gnu::always_inline]] inline void dense_rows(const DenseSteps<Value<kType>>& a, int tile, int first_row) {
+  // bf16: the odd column of a pair comes first (linear.h).
+  constexpr int kFlip = kType == DType::bf16 ? 1 : 0;
   for (int first = 0; first < a.n_columns; first += kStep) {
     const int last = first + kStep < a.n_columns ? first + kStep : a.n_columns;
     if (const int64_t ahead = a.ahead; ahead != 0 && first_row == 0) {
@@ -178,15 +189,21 @@ template <int kRows, DType kType>
       __m256 part[kRows][2];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) part[r][0] = part[r][1] = _mm256_setzero_ps();
-      for (int c = first; c < last; ++c) {
+      const auto column = [&](int c) __attribute__((always_inline)) {
         const __m256 w0 = weights<kType>(a.w[tile], c, pair), w1 = weights<kType>(a.w[tile], c, pair + 1);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const __m256 x = _mm256_set1_ps(a.x[first_row + r][c]);
+          const __m256 x = broadcast(&a.x[first_row + r][c]);
           part[r][0] = _mm256_fmadd_ps(w0, x, part[r][0]);
           part[r][1] = _mm256_fmadd_ps(w1, x, part[r][1]);
         }
+      };
+      int c = first;
+      for (; c + 2 <= last; c += 2) {
+        column(c ^ kFlip);
+        column((c + 1) ^ kFlip);
       }
+      if (c < last) column(c);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -200,7 +217,7 @@ template <int kRows, DType kType>
 }
 
 template <int kRows, int kTiles, DType kType>
-void dense_steps(const DenseSteps& a) {
+void dense_steps(const DenseSteps<Value<kType>>& a) {
   for (int i = 0; i < kTiles; ++i) {
     if constexpr (kRows > 4) {
       dense_rows<4, kType>(a, i, 0);
@@ -266,16 +283,29 @@ void quantize_row(const float* x, int k, ActivationGroup* out) {
   }
 }
 
+// As in linear_avx512.cc.
+void round_row(const float* x, int k, uint16_t* out) {
+  for (int c = 0; c < k; c += kLanes) {
+    const int n = k - c < kLanes ? k - c : kLanes;
+    alignas(32) float in[kLanes] = {};
+    memcpy(in, x + c, size_t(n) * sizeof(float));
+    const __m256 value = _mm256_load_ps(in);
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_blendv_epi8(nearest, quiet, nan), 16);
+    const __m128i half =
+        _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+    alignas(16) uint16_t rest[kLanes];
+    _mm_store_si128(reinterpret_cast<__m128i*>(rest), half);
+    memcpy(out + c, rest, size_t(n) * sizeof(uint16_t));
+  }
+}
+
 }  // namespace avx2
 
-#define TD_ROWS(f, arg)                                       \
-  {                                                           \
-    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
-     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
-    {                                                         \
-      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
-    }                                                         \
-  }
 const LinearKernels kAvx2Linear = {
     .affine = TD_ROWS(avx2::affine_steps, 1),
     .affine_half = TD_ROWS(avx2::affine_steps, 2),
@@ -285,7 +315,7 @@ const LinearKernels kAvx2Linear = {
     .unpack_step = avx2::unpack_step,
     .add = avx2::add,
     .quantize_row = avx2::quantize_row,
+    .round_row = avx2::round_row,
 };
-#undef TD_ROWS
 
 }  // namespace tandem::cpu

@@ -4,17 +4,11 @@
 
 #include <cstring>
 
+#include "backend/cpu/linear_avx512_dense.h"
 #include "backend/cpu/linear_kernels.h"
 
 namespace tandem::cpu {
 namespace avx512 {
-
-constexpr int kLanes = 16;
-constexpr int kVectors = kTile / kLanes;
-
-[[gnu::always_inline]] inline void ask(const std::byte* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
-}
 
 // 32 scales or biases, widened.
 [[gnu::always_inline]] inline void load_scales(const std::byte* p, DType dtype, __m512 (&out)[kVectors]) {
@@ -129,27 +123,29 @@ void affine_steps(const AffineSteps& a) {
   }
 }
 
-// Sums of one step, in registers: part[r] += w x over `n` columns.
+// Sums of one step, in registers: part[r] += w x over two columns, or one.
 struct Bf16Columns {
-  // Two columns share a 32-bit lane; either half is a bf16, so an fp32 once the other half is cleared.
+  using Value = uint16_t;
+  // The odd column of a pair comes first, as in the instruction that does both (linear_avx512_bf16.cc).
   template <int kRows, int kColumns>
-  [[gnu::always_inline]] static void add(const std::byte*& w, const float* const* x, int c,
+  [[gnu::always_inline]] static void add(const std::byte*& w, const uint16_t* const* x, int c,
                                          __m512 (&part)[kRows][kVectors]) {
+    const __m512i high = _mm512_set1_epi32(int32_t(0xffff0000));
+    __m512i pair[kVectors];
 #pragma GCC unroll 2
-    for (int h = 0; h < kColumns; ++h) {
-      __m512 wide[kVectors];
+    for (int v = 0; v < kVectors; ++v) pair[v] = _mm512_loadu_si512(w + v * 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i b = activation_pair<kColumns>(x[r] + c);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        const __m512i pair = _mm512_loadu_si512(w + v * 64);
-        wide[v] =
-            _mm512_castsi512_ps(h == 0 ? _mm512_slli_epi32(pair, 16)
-                                       : _mm512_and_si512(pair, _mm512_set1_epi32(int32_t(0xffff0000))));
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const __m512 b = _mm512_set1_ps(x[r][c + h]);
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) part[r][v] = _mm512_fmadd_ps(wide[v], b, part[r][v]);
+        __m512& sum = part[r][v];
+        if (kColumns == 2) {
+          sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(pair[v], high)),
+                                _mm512_castsi512_ps(_mm512_and_si512(b, high)), sum);
+        }
+        sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pair[v], 16)),
+                              _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
       }
     }
     w += kTile * 4;
@@ -158,6 +154,7 @@ struct Bf16Columns {
 
 template <DType kType>
 struct PlainColumns {
+  using Value = float;
   template <int kRows, int kColumns>
   [[gnu::always_inline]] static void add(const std::byte*& w, const float* const* x, int c,
                                          __m512 (&part)[kRows][kVectors]) {
@@ -182,56 +179,6 @@ struct PlainColumns {
     }
   }
 };
-
-// Work      kTiles x kRows x 32 fp32 sums in registers; a column costs 2 widenings per tile and 2 kTiles
-// kRows fma Bound     few rows: memory (4,096 bytes per bf16 step and tile); many: 128 kRows fma per step at
-// two a cycle
-template <int kRows, int kTiles, class Columns>
-void dense_steps(const DenseSteps& a) {
-  const float* x[kRows];
-  for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
-  const std::byte* w[kTiles];
-  for (int i = 0; i < kTiles; ++i) w[i] = a.w[i];
-  for (int first = 0; first < a.n_columns; first += kStep) {
-    const int n = a.n_columns - first < kStep ? a.n_columns - first : kStep;
-    const int64_t ahead = a.ahead;
-    __m512 part[kTiles][kRows][kVectors];
-#pragma GCC unroll 2
-    for (int i = 0; i < kTiles; ++i) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) part[i][r][v] = _mm512_setzero_ps();
-      }
-    }
-    int c = 0;
-    for (; c + 2 <= n; c += 2) {
-#pragma GCC unroll 2
-      for (int i = 0; i < kTiles; ++i) {
-        if (ahead != 0) {
-          ask(w[i] + ahead);
-          ask(w[i] + ahead + 64);
-        }
-        Columns::template add<kRows, 2>(w[i], x, first + c, part[i]);
-      }
-    }
-    if (c < n) {
-#pragma GCC unroll 2
-      for (int i = 0; i < kTiles; ++i) Columns::template add<kRows, 1>(w[i], x, first + c, part[i]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < kTiles; ++i) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          float* acc = a.acc[i] + r * kTile + v * kLanes;
-          _mm512_storeu_ps(acc, _mm512_add_ps(_mm512_loadu_ps(acc), part[i][r][v]));
-        }
-      }
-    }
-  }
-}
 
 template <int kWidth>
 const std::byte* unpack_plane(const std::byte* in, int shift, int64_t ahead, uint8_t* codes) {
@@ -315,16 +262,23 @@ void quantize_row(const float* x, int k, ActivationGroup* out) {
   }
 }
 
+// Round to nearest even by integers; a NaN keeps its upper half and becomes quiet.
+void round_row(const float* x, int k, uint16_t* out) {
+  for (int c = 0; c < k; c += kLanes) {
+    const __mmask16 present = k - c < kLanes ? __mmask16((1u << (k - c)) - 1) : __mmask16(0xffff);
+    const __m512 value = _mm512_maskz_loadu_ps(present, x + c);
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i rounded = _mm512_srli_epi32(_mm512_mask_mov_epi32(nearest, nan, quiet), 16);
+    _mm512_mask_cvtepi32_storeu_epi16(out + c, present, rounded);
+  }
+}
+
 }  // namespace avx512
 
-#define TD_ROWS(f, arg)                                       \
-  {                                                           \
-    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
-     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
-    {                                                         \
-      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
-    }                                                         \
-  }
 const LinearKernels kAvx512Linear = {
     .affine = TD_ROWS(avx512::affine_steps, 1),
     .affine_half = TD_ROWS(avx512::affine_steps, 2),
@@ -334,7 +288,7 @@ const LinearKernels kAvx512Linear = {
     .unpack_step = avx512::unpack_step,
     .add = avx512::add,
     .quantize_row = avx512::quantize_row,
+    .round_row = avx512::round_row,
 };
-#undef TD_ROWS
 
 }  // namespace tandem::cpu

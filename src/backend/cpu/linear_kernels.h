@@ -34,11 +34,13 @@ struct AffineSteps {
   int64_t ahead;  // ask for memory this many bytes ahead of what is read (0: do not); never changes a result
 };
 
-// acc[i][r][o] += `n_columns` dense columns in steps of 64 (the last one may be shorter).
+// acc[i][r][o] += `n_columns` dense columns in steps of 64 (the last one may be shorter). Value: float, or
+// uint16_t for activations rounded to bf16.
+template <class Value>
 struct DenseSteps {
   const std::byte* w[kMaxTiles];
   int n_columns;
-  const float* x[kMaxBlockRows];
+  const Value* x[kMaxBlockRows];
   float* acc[kMaxTiles];  // [rows][32]
   int64_t ahead;          // as above
 };
@@ -53,14 +55,26 @@ struct ByRows {
 struct LinearKernels {
   ByRows<AffineSteps> affine;       // one weight group per step
   ByRows<AffineSteps> affine_half;  // two: groups of 32
-  ByRows<DenseSteps> dense_bf16, dense_f16, dense_f32;
+  ByRows<DenseSteps<uint16_t>> dense_bf16;
+  ByRows<DenseSteps<float>> dense_f16, dense_f32;
 
   // Bit planes of one step -> u8 codes [16][32][4]. bits < 8.
   void (*unpack_step)(const std::byte* packed, int bits, int64_t ahead, uint8_t* codes);
   // a[i] += b[i]; n a multiple of 32.
   void (*add)(float* a, const float* b, int n);
   void (*quantize_row)(const float* x, int k, ActivationGroup* out);
+  void (*round_row)(const float* x, int k, uint16_t* out);
 };
+
+// The ByRows of a kernel template f<rows, tiles, arg>.
+#define TD_ROWS(f, arg)                                       \
+  {                                                           \
+    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
+     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
+    {                                                         \
+      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
+    }                                                         \
+  }
 
 const LinearKernels& linear_kernels(Isa isa);
 
@@ -68,6 +82,8 @@ extern const LinearKernels kPortableLinear;
 #if defined(__x86_64__)
 extern const LinearKernels kAvx2Linear;
 extern const LinearKernels kAvx512Linear;
+extern const ByRows<DenseSteps<uint16_t>>
+    kAvx512Bf16Dense;  // in place of the table's where the CPU has AVX512_BF16
 #endif
 
 }  // namespace tandem::cpu

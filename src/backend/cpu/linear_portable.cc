@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "backend/cpu/linear_kernels.h"
 
@@ -98,15 +99,23 @@ float value_at(const std::byte* w, DType dtype, int column, int o) {
   return float_from_bf16(v);
 }
 
+template <DType kType>
+using Value = std::conditional_t<kType == DType::bf16, uint16_t, float>;
+
+float activation(float x) { return x; }
+float activation(uint16_t x) { return float_from_bf16(x); }
+
 template <int kRows, DType kType>
-void dense_tile(const DenseSteps& a, int tile) {
+void dense_tile(const DenseSteps<Value<kType>>& a, int tile) {
   for (int first = 0; first < a.n_columns; first += kStep) {
     const int last = std::min(first + kStep, a.n_columns);
     float part[kRows][kTile] = {};
-    for (int c = first; c < last; ++c) {
+    for (int i = first; i < last; ++i) {
+      // bf16: the odd column of a pair comes first.
+      const int c = kType == DType::bf16 && (i ^ 1) < last ? i ^ 1 : i;
       for (int o = 0; o < kTile; ++o) {
         const float w = value_at(a.w[tile], kType, c, o);
-        for (int r = 0; r < kRows; ++r) part[r][o] = std::fma(w, a.x[r][c], part[r][o]);
+        for (int r = 0; r < kRows; ++r) part[r][o] = std::fma(w, activation(a.x[r][c]), part[r][o]);
       }
     }
     for (int r = 0; r < kRows; ++r) {
@@ -116,7 +125,7 @@ void dense_tile(const DenseSteps& a, int tile) {
 }
 
 template <int kRows, int kTiles, DType kType>
-void dense_steps(const DenseSteps& a) {
+void dense_steps(const DenseSteps<Value<kType>>& a) {
   for (int i = 0; i < kTiles; ++i) dense_tile<kRows, kType>(a, i);
 }
 
@@ -149,16 +158,12 @@ void quantize_row(const float* x, int k, ActivationGroup* out) {
   }
 }
 
+void round_row(const float* x, int k, uint16_t* out) {
+  for (int c = 0; c < k; ++c) out[c] = bf16_from_float(x[c]);
+}
+
 }  // namespace portable
 
-#define TD_ROWS(f, arg)                                       \
-  {                                                           \
-    {f<1, 1, arg>, f<2, 1, arg>, f<3, 1, arg>, f<4, 1, arg>,  \
-     f<5, 1, arg>, f<6, 1, arg>, f<7, 1, arg>, f<8, 1, arg>}, \
-    {                                                         \
-      f<1, 2, arg>, f<2, 2, arg>, f<3, 2, arg>, f<4, 2, arg>  \
-    }                                                         \
-  }
 const LinearKernels kPortableLinear = {
     .affine = TD_ROWS(portable::affine_steps, 1),
     .affine_half = TD_ROWS(portable::affine_steps, 2),
@@ -168,7 +173,7 @@ const LinearKernels kPortableLinear = {
     .unpack_step = portable::unpack_step,
     .add = portable::add,
     .quantize_row = portable::quantize_row,
+    .round_row = portable::round_row,
 };
-#undef TD_ROWS
 
 }  // namespace tandem::cpu

@@ -46,7 +46,8 @@ ExpertMemory::ExpertMemory(int rows, int top_k, int inner_width, int shared_inne
   inner = widest * sizeof(float);
   down = ((entries + n_rows) * size_t(down_weight.n()) * size_t(down_weight.n_slices()) + n_rows) *
          sizeof(float);
-  quantized = std::max(quantized_bytes(int(entries), inner_width), quantized_bytes(rows, shared_inner));
+  const auto bytes = [](int n, int k) { return quantized_bytes(n, k) + rounded_bytes(n, k); };
+  input = std::max(bytes(int(entries), inner_width), bytes(rows, shared_inner));
 }
 
 void ExpertMemory::grow_to(const ExpertMemory& other) {
@@ -54,7 +55,7 @@ void ExpertMemory::grow_to(const ExpertMemory& other) {
   gate_up = std::max(gate_up, other.gate_up);
   inner = std::max(inner, other.inner);
   down = std::max(down, other.down);
-  quantized = std::max(quantized, other.quantized);
+  input = std::max(input, other.input);
 }
 
 Result<ExpertMemory> expert_memory(const Reserve& largest) {
@@ -82,7 +83,7 @@ void CpuBackend::need(const ExpertMemory& memory) {
   moe_gate_up_.need(memory.gate_up);
   moe_inner_.need(memory.inner);
   moe_down_.need(memory.down);
-  quantized2_.need(memory.quantized);
+  input2_.need(memory.input);
 }
 
 void CpuBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView weights) {
@@ -127,7 +128,7 @@ void CpuBackend::mix_rows(const MoeExperts& a, int first_row, int n_rows) {
   for (int e = 0; e < entries; ++e) out_rows[starts[id_row(a.ids, first_row + e / top_k)[e % top_k]]++] = e;
   for (int i = 0; i < entries; ++i) in_rows[i] = out_rows[i] / top_k;
 
-  const LinearInput in = input_of(x, gate_up, quantized_);
+  const LinearInput in = input_of(x, gate_up, input_);
   const auto run_experts = [&](const CpuWeight& w, const LinearInput& input, const int32_t* from, float* y,
                                int64_t slice_stride) {
     for (const CpuWeight::Part& part : w.parts()) {
@@ -146,7 +147,7 @@ void CpuBackend::mix_rows(const MoeExperts& a, int first_row, int n_rows) {
   const int64_t slice_stride = int64_t{n_entries} * width;
 
   run_experts(gate_up, in, in_rows, moe_gate_up_.need_floats(0), 0);
-  run_experts(down, input_of(activate(entries, inner), down, quantized2_), out_rows, parts, slice_stride);
+  run_experts(down, input_of(activate(entries, inner), down, input2_), out_rows, parts, slice_stride);
 
   float* shared_weights = parts + slice_stride * down.n_slices();  // [n_rows]
   if (shared_inner > 0) {
@@ -157,7 +158,7 @@ void CpuBackend::mix_rows(const MoeExperts& a, int first_row, int n_rows) {
     do_linear(Path::decode, x, *m.shared_gate_up,
               {moe_gate_up_.need_floats(0), DType::f32, n_rows, 2 * shared_inner, 2 * shared_inner});
     const CpuWeight& shared_down = ours(*m.shared_down);
-    const LinearInput shared_in = input_of(activate(n_rows, shared_inner), shared_down, quantized2_);
+    const LinearInput shared_in = input_of(activate(n_rows, shared_inner), shared_down, input2_);
     for (const CpuWeight::Part& part : shared_down.parts()) {
       cpu::linear(team_, isa_, part.packed, shared_in, n_rows,
                   {.y = parts + int64_t{entries} * width + part.first,

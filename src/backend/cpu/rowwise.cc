@@ -18,18 +18,24 @@ void CpuBackend::do_embed(const Weight& table, std::span<const int32_t> ids, Mut
 }
 
 LinearInput CpuBackend::input_of(View x, const CpuWeight& w, ScratchBuffer& memory) {
-  LinearInput in{.values = row(x, 0), .stride = x.stride, .quantized = {}};
+  LinearInput in{.values = row(x, 0), .stride = x.stride, .quantized = {}, .rounded = {}};
+  const size_t bytes = w.input_bytes(x.rows);
+  std::span<std::byte> free{memory.need(bytes), bytes};
   if (w.any_affine()) {
-    const size_t bytes = quantized_bytes(x.rows, w.k());
-    in.quantized = quantized_rows_in({memory.need(bytes), bytes}, x.rows, w.k());
+    in.quantized = quantized_rows_in(free, x.rows, w.k());
     quantize_rows(team_, isa_, in.values, in.stride, in.quantized);
+    free = free.subspan(quantized_bytes(x.rows, w.k()));
+  }
+  if (w.any_bf16()) {
+    in.rounded = rounded_rows_in(free, x.rows, w.k());
+    round_rows(team_, isa_, in.values, in.stride, in.rounded);
   }
   return in;
 }
 
 void CpuBackend::product(View x, const CpuWeight& w, MutView y, const float* residual,
                          int64_t residual_stride) {
-  const LinearInput in = input_of(x, w, quantized_);
+  const LinearInput in = input_of(x, w, input_);
   for (const CpuWeight::Part& part : w.parts()) {
     cpu::linear(team_, isa_, part.packed, in, x.rows,
                 {.y = row(y, 0) + part.first,

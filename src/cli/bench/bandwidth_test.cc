@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "base/huge_memory.h"
 #include "base/thread_team.h"
@@ -18,20 +19,18 @@ constexpr size_t kBufferBytes = size_t{512} << 20;
 constexpr int64_t kGrainBytes = 1 << 20;
 
 // Sums of everything in [data, data + bytes), bytes a multiple of 512: the sum keeps the loads alive. The
-// lines `ahead` bytes further on are fetched early; which distance is best differs by machine, so both are
-// tried.
+// lines `ahead` bytes further on are fetched early.
 using ReadFunction = uint64_t (*)(const std::byte* data, int64_t bytes, int64_t ahead);
 
-uint64_t read_portable(const std::byte* data, int64_t bytes, int64_t) {
-  uint64_t sums[8] = {};
-  for (int64_t i = 0; i < bytes; i += 64) {
-    uint64_t line[8];
-    std::memcpy(line, data + i, sizeof line);
-    for (int j = 0; j < 8; ++j) sums[j] += line[j];
+uint64_t read_narrow(const std::byte* data, int64_t bytes, int64_t) {
+  typedef uint64_t Pair __attribute__((vector_size(16)));
+  const auto* p = reinterpret_cast<const Pair*>(data);
+  Pair sums[4] = {};
+  for (int64_t i = 0; i < bytes / 16; i += 4) {
+    for (int j = 0; j < 4; ++j) sums[j] += p[i + j];
   }
-  uint64_t sum = 0;
-  for (const uint64_t s : sums) sum += s;
-  return sum;
+  const Pair sum = sums[0] + sums[1] + sums[2] + sums[3];
+  return sum[0] + sum[1];
 }
 
 __attribute__((target("avx2"))) uint64_t read_avx2(const std::byte* data, int64_t bytes, int64_t ahead) {
@@ -68,10 +67,21 @@ __attribute__((target("avx512f"))) uint64_t read_avx512(const std::byte* data, i
   return total;
 }
 
-ReadFunction best_read() {
-  if (__builtin_cpu_supports("avx512f")) return read_avx512;
-  if (__builtin_cpu_supports("avx2")) return read_avx2;
-  return read_portable;
+struct ReadForm {
+  ReadFunction read;
+  int64_t ahead;
+};
+
+// Which form is the fastest differs by machine and by the hour (narrow loads without fetching often win): all
+// are tried.
+std::vector<ReadForm> read_forms() {
+  std::vector<ReadForm> forms = {{read_narrow, 0}};
+  if (__builtin_cpu_supports("avx512f")) {
+    forms.insert(forms.end(), {{read_avx512, 0}, {read_avx512, 4096}});
+  } else if (__builtin_cpu_supports("avx2")) {
+    forms.insert(forms.end(), {{read_avx2, 0}, {read_avx2, 4096}});
+  }
+  return forms;
 }
 
 // Past the caches: a copy that first reads what it overwrites would move three bytes for two.
@@ -86,7 +96,7 @@ void copy_streaming(std::byte* to, const std::byte* from, int64_t bytes) {
 class HostBandwidthTest final : public BandwidthTest {
  public:
   HostBandwidthTest(int n_threads, std::unique_ptr<HugeArena> arena, HugeBuffer buffer)
-      : arena_(std::move(arena)), buffer_(std::move(buffer)), team_(n_threads), read_(best_read()) {
+      : arena_(std::move(arena)), buffer_(std::move(buffer)), team_(n_threads), forms_(read_forms()) {
     std::byte* data = buffer_.data();
     team_.parallel_for(kBufferBytes / kGrainBytes, 1, [&](int64_t first, int64_t last, int) {
       std::memset(data + first * kGrainBytes, 1, size_t((last - first) * kGrainBytes));
@@ -96,14 +106,14 @@ class HostBandwidthTest final : public BandwidthTest {
   double read_gb_per_s(int repeats) override {
     double best = 0;
     for (int i = 0; i < repeats; ++i) {
-      for (const int64_t ahead : {int64_t{0}, int64_t{4096}}) {
+      for (const ReadForm& form : forms_) {
         std::atomic<uint64_t> sum{0};
         const std::byte* data = buffer_.data();
         // The last piece of the buffer is not read, so that fetching ahead stays inside.
         const int64_t pieces = int64_t(kBufferBytes) / kGrainBytes - 1;
         const double seconds = timed([&] {
           team_.parallel_for(pieces, 1, [&](int64_t first, int64_t last, int) {
-            sum.fetch_add(read_(data + first * kGrainBytes, (last - first) * kGrainBytes, ahead),
+            sum.fetch_add(form.read(data + first * kGrainBytes, (last - first) * kGrainBytes, form.ahead),
                           std::memory_order_relaxed);
           });
         });
@@ -141,7 +151,7 @@ class HostBandwidthTest final : public BandwidthTest {
   std::unique_ptr<HugeArena> arena_;
   HugeBuffer buffer_;
   ThreadTeam team_;
-  ReadFunction read_;
+  std::vector<ReadForm> forms_;
   volatile uint64_t seen_ = 0;
 };
 
