@@ -17,6 +17,7 @@
 // overlap unless a comment allows it. All activations are fp32 here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -78,16 +79,32 @@ struct AttentionPrep {
   KvLayer cache;
 };
 
-// out_h = sum_j softmax_j(q_h . k_j * scale) v_j * sigmoid(gate_h), over positions j <= the row's own; KV
-// head h / group. K and V are read as stored, those of this step included.
+// out_h = sum_j softmax_j(q_h . k_j * scale) v_j * sigmoid(gate_h), over the positions j that key_range
+// gives; KV head h / group. K and V are read as stored, those of this step included.
 struct Attention {
   AttentionShape shape;
   View q;          // [rows, q_dim], after AttentionPrep
   View gate = {};  // [rows, q_dim] before the sigmoid, or empty
   float scale = 0;
+  bool bidirectional = false;  // a row also sees the rows of its sequence after it (block drafters)
+  int window = 0;              // > 0: only positions less than this far away
   KvLayer cache;
   MutView out;  // [rows, q_dim]
 };
+
+// Positions [first, end) that row t of `seq` attends to.
+struct KeyRange {
+  int first = 0, end = 0;
+};
+inline KeyRange key_range(const Attention& a, const SeqStep& seq, int t) {
+  const int position = seq.start + t;
+  KeyRange keys{0, a.bidirectional ? seq.start + seq.n_rows : position + 1};
+  if (a.window > 0) {
+    keys.first = std::max(0, position - a.window + 1);
+    keys.end = std::min(keys.end, position + a.window);
+  }
+  return keys;
+}
 
 // Where the weights of a sparse mixture are. Shared parts are null for models without a shared expert.
 struct MoeWeights {

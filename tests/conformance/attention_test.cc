@@ -56,6 +56,10 @@ class Attended {
   }
 
   void set_scale(float scale) { scale_ = scale; }
+  void set_view(bool bidirectional, int window) {
+    bidirectional_ = bidirectional;
+    window_ = window;
+  }
   void no_rotation() { std::fill(frequencies_.v.begin(), frequencies_.v.end(), 0.0f); }
   int length() const { return projections_.rows; }
 
@@ -82,6 +86,8 @@ class Attended {
                .q = all.col_range(0, shape_.heads.q_dim()),
                .gate = shape_.gated ? View(all.col_range(shape_.heads.q_dim(), shape_.gate_cols())) : View{},
                .scale = scale_,
+               .bidirectional = bidirectional_,
+               .window = window_,
                .cache = cache,
                .out = out});
     prepared_.append(p.read());
@@ -107,6 +113,8 @@ class Attended {
   Shape shape_;
   Rows q_norm_, k_norm_, frequencies_;
   float scale_ = 1;
+  bool bidirectional_ = false;
+  int window_ = 0;
   int n_pages_;
   Memory pages_;
   std::vector<int32_t> page_ids_;
@@ -152,12 +160,17 @@ Estimates Attended::output_estimate(int n, double kv_roundoff) const {
   Estimates out(n, h.q_dim());
   for (int r = 0; r < n; ++r) {
     const int position = all.rows - n + r;
+    int from = 0, to = bidirectional_ ? all.rows : position + 1;
+    if (window_ > 0) {
+      from = std::max(0, position - (window_ - 1));
+      to = std::min(to, position + window_);
+    }
     for (int head = 0; head < h.n_heads; ++head) {
       const int kv = head / (h.n_heads / h.n_kv_heads) * h.d_head;
       const Estimate* q = all.row(position) + head * h.d_head;
       std::vector<double> p;
       double doubt = 0, highest = -HUGE_VAL, total = 0;
-      for (int j = 0; j <= position; ++j) {
+      for (int j = from; j < to; ++j) {
         const Estimate* k = all.row(j) + k_first + kv;
         double score = 0, bound = 0, terms = 0;
         for (int i = 0; i < h.d_head; ++i) {
@@ -174,13 +187,13 @@ Estimates Attended::output_estimate(int n, double kv_roundoff) const {
         highest = std::max(highest, p.back());
       }
       for (double& x : p) total += x = std::exp(x - highest);
-      const double factor = std::expm1(2 * doubt) + 2 * (kExp + value_depth(position + 1)) * kU;
+      const double factor = std::expm1(2 * doubt) + 2 * (kExp + value_depth(to)) * kU;
       for (int i = 0; i < h.d_head; ++i) {
         double value = 0, magnitude = 0;
-        for (int j = 0; j <= position; ++j) {
+        for (int j = from; j < to; ++j) {
           const double v = all.at(j, v_first + kv + i).value;
-          value += p[size_t(j)] / total * v;
-          magnitude += p[size_t(j)] / total * std::abs(v);
+          value += p[size_t(j - from)] / total * v;
+          magnitude += p[size_t(j - from)] / total * std::abs(v);
         }
         Estimate e{value,
                    magnitude * (factor + kv_roundoff * (1 + factor)) + 2 * kU * std::abs(value) + kTiny};
@@ -253,6 +266,26 @@ TEST_P(AttentionOps, OutputsMatchTheFormulaWithNormsRotationAndARoundedCache) {
     a.step(Path::prefill, normal_rows(rng, first, shape.cols()));
     const Rows out = a.step(Path::decode, normal_rows(rng, then, shape.cols()));
     EXPECT_TRUE(within(out, a.output_estimate(then, kv_roundoff_)));
+  });
+}
+
+// What block drafters need: rows of a step that see each other, and windows shorter than the context.
+TEST_P(AttentionOps, BidirectionalRowsAndWindowsSeeExactlyTheirKeys) {
+  for_cases(8, 22500, [&](Rng& rng) {
+    Shape shape = random_shape(rng);
+    shape.head_norms = false;
+    Attended a(*backend_, shape, rng, 2300);
+    a.no_rotation();
+    a.set_scale(1 / std::sqrt(float(shape.heads.d_head)));
+    const int first = rng.pick({1, 63, 64, 130, 1020, 1100, 2080}), then = rng.pick({1, 7, 16, 32});
+    const bool bidirectional = rng.uniform(0, 1) == 1;
+    const int window = rng.pick({0, 1, 5, 16, 64, 100, 1025, 3000});
+    SCOPED_TRACE(shape.text() + ", " + std::to_string(first) + " + " + std::to_string(then) +
+                 " rows, window " + std::to_string(window) + (bidirectional ? ", bidirectional" : ""));
+    a.step(Path::prefill, storable(normal_rows(rng, first, shape.cols())));
+    a.set_view(bidirectional, window);
+    const Rows out = a.step(Path::decode, storable(normal_rows(rng, then, shape.cols())));
+    EXPECT_TRUE(within(out, a.output_estimate(then, 0)));
   });
 }
 

@@ -43,7 +43,9 @@ AttentionTile make_tile(const Attention& a, const SeqStep& seq, int kv_head, int
     t.q[i] = row(a.q, r) + column;
     t.gate[i] = a.gate.empty() ? nullptr : row(a.gate, r) + column;
     t.out[i] = row(a.out, r) + column;
-    t.n_keys[i] = seq.start + in_seq + 1;
+    const KeyRange keys = key_range(a, seq, in_seq);
+    t.first_key[i] = keys.first;
+    t.n_keys[i] = keys.end;
   }
   return t;
 }

@@ -41,6 +41,7 @@ inline QueryState query_state(float* at, int d_head) {
 inline void merge(const QueryState& a, const float* b, int d_head) {
   const int stride = round_up(d_head, 16);
   const float high_b = b[stride], total_b = b[stride + 1];
+  if (high_b == kNoScore) return;  // the query sees no key there
   const float high = *a.highest > high_b ? *a.highest : high_b;
   const float scale_a = first_lane(exp(set1(*a.highest - high)));
   const float scale_b = first_lane(exp(set1(high_b - high)));
@@ -82,8 +83,9 @@ inline void page_scores(const float* const* q, const uint32_t* keys, int d_head,
   }
 }
 
-// Scores of the n_valid first keys -> weights in place; returns the factor of what was summed before.
-inline float page_softmax(float* scores, int n_valid, float scale, const QueryState& state) {
+// Scores of the keys [first, n_valid) -> weights in place; returns the factor of what was summed before.
+inline float page_softmax(float* scores, int first, int n_valid, float scale, const QueryState& state) {
+  for (int j = 0; j < first; ++j) scores[j] = kNoScore;
   constexpr int kVecs = kPageTokens / kLanes;
   Vec s[kVecs];
   Vec top = set1(kNoScore);
@@ -134,10 +136,11 @@ inline void page_values(const QueryState* states, const float* corrections, cons
   }
 }
 
-// Queries [first, first + Q) of a tile over one page. n_valid[i] in 1 .. kPageTokens.
+// Queries [first, first + Q) of a tile over one page, keys [n_before[i], n_valid[i]) of it; n_valid in 1 ..
+// kPageTokens.
 template <int Q>
-inline void page_block(const AttentionTile& t, int first, const std::byte* head, const int* n_valid,
-                       float* work) {
+inline void page_block(const AttentionTile& t, int first, const std::byte* head, const int* n_before,
+                       const int* n_valid, float* work) {
   const PageLayout layout{t.d_head};
   const auto* keys = reinterpret_cast<const uint32_t*>(head);
   const auto* values = reinterpret_cast<const uint16_t*>(head + layout.value_offset());
@@ -154,7 +157,7 @@ inline void page_block(const AttentionTile& t, int first, const std::byte* head,
   for (int key = 0; key < most; key += kStep)
     page_scores<Q, kGemmVecs>(t.q + first, keys, t.d_head, key, scores);
   for (int i = 0; i < Q; ++i) {
-    corrections[i] = page_softmax(scores + i * kPageTokens, n_valid[i], t.scale, states[i]);
+    corrections[i] = page_softmax(scores + i * kPageTokens, n_before[i], n_valid[i], t.scale, states[i]);
   }
   int d = 0;
   for (; d + kStep <= layout.value_stride(); d += kStep) {
@@ -165,26 +168,34 @@ inline void page_block(const AttentionTile& t, int first, const std::byte* head,
   }
 }
 
+// Whether query i sees a key of this page.
+inline bool sees(const AttentionTile& t, int i, int page) {
+  return t.n_keys[i] > page * kPageTokens && t.first_key[i] < (page + 1) * kPageTokens;
+}
+
 // Runs every query of the tile that sees this page.
 inline void attend_page(const AttentionTile& t, int page, float* work) {
   const std::byte* head = t.head_in_pages + size_t(t.pages[page]) * t.page_bytes;
-  int n_valid[kMaxTileQueries];
+  int n_before[kMaxTileQueries], n_valid[kMaxTileQueries];
   int first = 0;
   while (first < t.n_queries) {
     int n = 0;
-    while (first + n < t.n_queries && t.n_keys[first + n] > page * kPageTokens) {
+    for (; first + n < t.n_queries && sees(t, first + n, page); ++n) {
       const int seen = t.n_keys[first + n] - page * kPageTokens;
-      n_valid[n++] = seen < kPageTokens ? seen : kPageTokens;
+      const int before = t.first_key[first + n] - page * kPageTokens;
+      n_valid[n] = seen < kPageTokens ? seen : kPageTokens;
+      n_before[n] = before > 0 ? before : 0;
     }
+    const auto block = [&]<int Q>(int at) {
+      page_block<Q>(t, first + at, head, n_before + at, n_valid + at, work);
+    };
     int done = 0;
-    for (; done + kQueryBlock <= n; done += kQueryBlock) {
-      page_block<kQueryBlock>(t, first + done, head, n_valid + done, work);
-    }
+    for (; done + kQueryBlock <= n; done += kQueryBlock) block.template operator()<kQueryBlock>(done);
     if constexpr (kQueryBlock > 4) {
-      for (; done + 4 <= n; done += 4) page_block<4>(t, first + done, head, n_valid + done, work);
+      for (; done + 4 <= n; done += 4) block.template operator()<4>(done);
     }
-    for (; done + 2 <= n; done += 2) page_block<2>(t, first + done, head, n_valid + done, work);
-    for (; done < n; ++done) page_block<1>(t, first + done, head, n_valid + done, work);
+    for (; done + 2 <= n; done += 2) block.template operator()<2>(done);
+    for (; done < n; ++done) block.template operator()<1>(done);
     first += n + 1;  // the next one, if any, does not see this page
   }
 }
@@ -196,17 +207,19 @@ inline void attention(const AttentionTile& t) {
   for (int s = 0; s < t.n_splits; ++s) {
     const int first_page = (t.first_split + s) * kSplitPages;
     float* work = s == 0 ? total : current;
-    int n_keys = 0;
+    int n_keys = 0, first_key = t.first_key[0];
     for (int i = 0; i < t.n_queries; ++i) {
       if (t.n_keys[i] > n_keys) n_keys = t.n_keys[i];
+      if (t.first_key[i] < first_key) first_key = t.first_key[i];
       const QueryState state = query_state(work + i * stride, t.d_head);
       for (int d = 0; d < round_up(t.d_head, 16); d += kLanes) store(state.sums + d, zero());
       *state.highest = kNoScore;
       *state.total = 0;
     }
     const int n_pages = (n_keys + kPageTokens - 1) / kPageTokens;
-    for (int page = first_page; page < first_page + kSplitPages && page < n_pages; ++page)
-      attend_page(t, page, work);
+    for (int page = first_page; page < first_page + kSplitPages && page < n_pages; ++page) {
+      if (first_key < (page + 1) * kPageTokens) attend_page(t, page, work);
+    }
     if (s == 0) continue;
     for (int i = 0; i < t.n_queries; ++i) {
       if (t.n_keys[i] > first_page * kPageTokens) {

@@ -33,13 +33,14 @@ struct PageLayout {
 };
 
 // Queries that read the same KV head of the same sequence, over splits [first_split, first_split + n_splits).
-// Query i sees positions 0 .. n_keys[i] - 1; nothing beyond them is read into its result.
+// Query i sees positions first_key[i] .. n_keys[i] - 1; nothing else is read into its result.
 struct AttentionTile {
   int d_head = 0, n_queries = 0;  // n_queries <= kMaxTileQueries
   const float* q[kMaxTileQueries];
   const float* gate[kMaxTileQueries];  // before the sigmoid, or null
   float* out[kMaxTileQueries];         // ignored if partial is set
   int n_keys[kMaxTileQueries];
+  int first_key[kMaxTileQueries];
   float scale = 0;
   const std::byte* head_in_pages = nullptr;  // this KV head in page 0
   size_t page_bytes = 0;

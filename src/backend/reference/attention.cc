@@ -77,19 +77,19 @@ void ReferenceBackend::do_attention(const Step& step, const Attention& a) {
   for (const SeqStep& seq : step.seqs) {
     for (int t = 0; t < seq.n_rows; ++t) {
       const int r = seq.first_row + t;
-      const int n = seq.start + t + 1;  // positions this row sees
+      const KeyRange keys = key_range(a, seq, t);
       for (int h = 0; h < shape.n_heads; ++h) {
         const int first = h / (shape.n_heads / shape.n_kv_heads) * d;  // column of its KV head
-        weights.resize(n);
-        for (int j = 0; j < n; ++j) {
-          weights[j] =
+        weights.assign(size_t(keys.end - keys.first), 0);
+        for (int j = keys.first; j < keys.end; ++j) {
+          weights[size_t(j - keys.first)] =
               ref::dot(ref::row(a.q, r) + h * d, key_at(a.cache, seq, shape, j) + first, d) * a.scale;
         }
         const double highest = *std::max_element(weights.begin(), weights.end());
         double total = 0;
         std::fill(sum.begin(), sum.end(), 0.0);
-        for (int j = 0; j < n; ++j) {
-          const double w = std::exp(weights[j] - highest);
+        for (int j = keys.first; j < keys.end; ++j) {
+          const double w = std::exp(weights[size_t(j - keys.first)] - highest);
           const float* v = value_at(a.cache, seq, shape, j) + first;
           total += w;
           for (int i = 0; i < d; ++i) sum[i] += w * v[i];
