@@ -66,6 +66,13 @@ void Backend::embed(const Weight& table, std::span<const int32_t> ids, MutView y
   do_embed(table, ids, y);
 }
 
+void Backend::copy_rows(View x, std::span<const int32_t> rows, MutView y) {
+  check_f32(x, x.rows, x.cols, "copy_rows x");
+  check_f32(y, rows.empty() ? x.rows : int(rows.size()), x.cols, "copy_rows y");
+  for (const int32_t r : rows) TD_CHECK(r >= 0 && r < x.rows, "copy_rows: row %d of %d", r, x.rows);
+  do_copy_rows(x, rows, y);
+}
+
 void Backend::linear(Path path, View x, const Weight& w, MutView y) {
   check_f32(x, x.rows, w.k(), "linear x");
   check_f32(y, x.rows, w.n(), "linear y");

@@ -238,6 +238,8 @@ class Backend {
   // ---- primitives ----
   // y[r] = row ids[r] of `table`, dequantised. Errors: none; ids are checked by the caller.
   void embed(const Weight& table, std::span<const int32_t> ids, MutView y);
+  // y[i] = x[rows[i]]; rows empty: y = x. y must not overlap x.
+  void copy_rows(View x, std::span<const int32_t> rows, MutView y);
   // y = x w^T (+ bias). Sum per k-slice, slices added in a binary tree. y [rows, n].
   void linear(Path path, View x, const Weight& w, MutView y);
   // x_out += x w^T: the residual is added once, after the root of the tree.
@@ -276,6 +278,7 @@ class Backend {
 
  protected:
   virtual void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) = 0;
+  virtual void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) = 0;
   virtual void do_linear(Path path, View x, const Weight& w, MutView y) = 0;
   virtual void do_linear_add(Path path, View x, const Weight& w, MutView residual) = 0;
   virtual void do_rms_norm(View x, View gain, float eps, MutView y) = 0;

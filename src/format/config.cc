@@ -141,6 +141,24 @@ Status refuse_sliding_window(const JsonFields& text, const ModelConfig& config) 
   return {};
 }
 
+// Which layers of a drafter slide: those that layer_types says, or, without it, those from max_window_layers
+// on where use_sliding_window is set.
+Status read_windows(const JsonFields& text, ModelConfig& config) {
+  TD_ASSIGN_OR_RETURN(const std::optional<int64_t> window, text.integer("sliding_window", 1, kMaxId));
+  TD_ASSIGN_OR_RETURN(const std::optional<bool> use, text.boolean("use_sliding_window"));
+  TD_ASSIGN_OR_RETURN(const std::optional<int64_t> first, text.integer("max_window_layers", 0, kMaxId));
+  TD_ASSIGN_OR_RETURN(const std::vector<std::string> types, text.strings("layer_types"));
+  config.windows.assign(size_t(config.n_layers), 0);
+  for (int i = 0; i < config.n_layers; ++i) {
+    const bool slides = size_t(i) < types.size() ? types[size_t(i)] == "sliding_attention"
+                                                 : use.value_or(false) && i >= first.value_or(0);
+    if (!slides) continue;
+    if (!window) return text.error("sliding_window", fmt::format("layer {} slides: expected a length", i));
+    config.windows[size_t(i)] = int(*window);
+  }
+  return {};
+}
+
 Status read_layer_kinds(const JsonFields& text, ModelConfig& config) {
   TD_ASSIGN_OR_RETURN(const std::vector<std::string> types, text.strings("layer_types"));
   const auto n_layers = size_t(config.n_layers);
@@ -154,7 +172,8 @@ Status read_layer_kinds(const JsonFields& text, ModelConfig& config) {
     for (size_t i = 0; i < n_layers; ++i) {
       if (types[i] == "linear_attention" && config.hybrid()) {
         config.layer_kinds[i] = LayerKind::linear_attention;
-      } else if (types[i] != "full_attention") {
+      } else if (types[i] != "full_attention" &&
+                 (config.windows.empty() || types[i] != "sliding_attention")) {
         return text.error("layer_types",
                           fmt::format("entry {} is '{}', supported are {}full_attention", i,
                                       printable(types[i]), config.hybrid() ? "linear_attention and " : ""));
@@ -312,7 +331,8 @@ std::string supported_model_types() {
   return list;
 }
 
-Result<ModelConfig> parse_model_config(std::span<const std::byte> text, const std::string& path) {
+Result<ModelConfig> parse_model_config(std::span<const std::byte> text, const std::string& path,
+                                       ConfigUse use) {
   TD_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::parse(text, path));
   TD_ASSIGN_OR_RETURN(const JsonFields outer, JsonFields::of_root(document, path));
   TD_ASSIGN_OR_RETURN(const ModelType type, find_model_type(outer));
@@ -333,7 +353,8 @@ Result<ModelConfig> parse_model_config(std::span<const std::byte> text, const st
   }
   TD_RETURN_IF_ERROR(read_sizes(levels.text, config));
   TD_RETURN_IF_ERROR(read_attention(levels.text, config));
-  TD_RETURN_IF_ERROR(refuse_sliding_window(levels.text, config));
+  TD_RETURN_IF_ERROR(use == ConfigUse::drafter ? read_windows(levels.text, config)
+                                               : refuse_sliding_window(levels.text, config));
   TD_RETURN_IF_ERROR(read_layer_kinds(levels.text, config));
   if (config.hybrid()) TD_RETURN_IF_ERROR(read_linear_attention(levels.text, config));
   TD_RETURN_IF_ERROR(read_ffn(levels.text, type.moe, config));

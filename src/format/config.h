@@ -87,6 +87,7 @@ struct ModelConfig {
   int context = 0;       // positions that may be used: max_position, or what rope scaling stretches it to
   RopeConfig rope;
   std::vector<LayerKind> layer_kinds;  // n_layers
+  std::vector<int> windows;  // drafters: n_layers, sliding window of each layer, 0: none; models: empty
 
   bool zero_centred_norms = false;  // layer, final and q/k norms multiply by 1 + w (raw checkpoints hold w)
   bool qk_norm = false;             // RMS norm over each head of q and k
@@ -129,8 +130,12 @@ struct ModelConfig {
   int n_full_attention_layers() const;
 };
 
+// A drafter's network may have sliding windows, which models are refused for.
+enum class ConfigUse : uint8_t { model, drafter };
+
 // Parses the text of a config.json; `path` names it in errors: "path: field: expected ..., found ...".
-Result<ModelConfig> parse_model_config(std::span<const std::byte> text, const std::string& path);
+Result<ModelConfig> parse_model_config(std::span<const std::byte> text, const std::string& path,
+                                       ConfigUse use = ConfigUse::model);
 
 // Of folder/config.json.
 Result<ModelConfig> load_model_config(const std::string& folder);

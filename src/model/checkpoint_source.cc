@@ -40,6 +40,29 @@ Result<CheckpointSource> CheckpointSource::create(const Checkpoint& checkpoint, 
   return source;
 }
 
+Result<CheckpointSource> CheckpointSource::mtp_head() const {
+  for (const char* prefix : {"mtp.", "model.mtp.", "language_model.mtp.", "model.language_model.mtp.",
+                             "language_model.model.mtp."}) {
+    if (!checkpoint_->has(std::string(prefix) + "fc.weight")) continue;
+    CheckpointSource head = *this;
+    head.prefix_ = prefix;
+    return head;
+  }
+  return Error{
+      checkpoint_->folder() +
+      ": has no multi-token-prediction head (no tensor mtp.fc.weight; many conversions drop it): use another "
+      "drafter, or a checkpoint that keeps the head"};
+}
+
+Result<CheckpointSource> CheckpointSource::create_drafter(const Checkpoint& checkpoint,
+                                                          const ModelConfig& config, Warn warn) {
+  CheckpointSource source(checkpoint, config, std::move(warn));
+  if (checkpoint.has("fc.weight")) return source;
+  source.prefix_ = "model.";
+  if (checkpoint.has("model.fc.weight")) return source;
+  return Error{checkpoint.folder() + ": no tensor fc.weight or model.fc.weight: not a DFlash drafter"};
+}
+
 std::string CheckpointSource::full(const std::string& module) const {
   return module.starts_with("lm_head") ? head_prefix_ + module : prefix_ + module;
 }

@@ -19,6 +19,13 @@ class CheckpointSource final : public TensorSource {
   // Finds the text model's prefix. Errors: no embedding under any known prefix.
   static Result<CheckpointSource> create(const Checkpoint& checkpoint, const ModelConfig& config, Warn warn);
 
+  // The multi-token-prediction head of the same checkpoint: modules are named below "mtp.". Errors: the
+  // folder has none.
+  Result<CheckpointSource> mtp_head() const;
+  // A DFlash drafter's folder: no embedding of its own. Errors: not such a folder.
+  static Result<CheckpointSource> create_drafter(const Checkpoint& checkpoint, const ModelConfig& config,
+                                                 Warn warn);
+
   const std::string& name() const override { return checkpoint_->folder(); }
   bool has_module(const std::string& module) const override;
   Result<SourceMatrix> matrix(const std::string& module, int n, int k) override;

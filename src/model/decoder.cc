@@ -30,7 +30,7 @@ StateShape Decoder::state_shape() const {
 
 template <class Visit>
 void Decoder::each_weight(Visit&& visit) const {
-  const auto one = [&](const std::unique_ptr<Weight>& w) {
+  const auto one = [&](const auto& w) {
     if (w) visit(*w);
   };
   for (const DecoderLayer& layer : weights_.layers) {
@@ -51,7 +51,7 @@ void Decoder::each_weight(Visit&& visit) const {
       }
     }
   }
-  visit(head_weight());
+  visit(*weights_.head);
 }
 
 std::vector<const Weight*> Decoder::matrices() const {
@@ -62,7 +62,7 @@ std::vector<const Weight*> Decoder::matrices() const {
 
 Status Decoder::allocate() {
   std::vector<const Weight*> all = matrices();
-  if (weights_.head) all.push_back(weights_.embedding.get());
+  if (weights_.head != weights_.embedding) all.push_back(weights_.embedding.get());
   TD_RETURN_IF_ERROR(backend_->reserve({.max_rows = limits_.max_rows,
                                         .max_positions = shape_.max_positions,
                                         .attention = shape_.attention,
@@ -127,10 +127,20 @@ void Decoder::forward(const Step& step, std::span<const TokenId> ids, const Stat
   TD_CHECK(step.n_rows == int(ids.size()) && step.n_rows > 0 && step.n_rows <= limits_.max_rows,
            "step of %d rows, %zu tokens, at most %d", step.n_rows, ids.size(), limits_.max_rows);
   for (const TokenId id : ids) TD_CHECK(id >= 0 && id < shape_.n_vocab, "token %d of %d", id, shape_.n_vocab);
+  run(step, ids, pool);
+}
+
+void Decoder::forward_rows(const Step& step, const StatePool& pool) {
+  TD_CHECK(step.n_rows > 0 && step.n_rows <= limits_.max_rows, "step of %d rows, at most %d", step.n_rows,
+           limits_.max_rows);
+  run(step, {}, pool);
+}
+
+void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
   struct Run {
     Decoder* decoder;
     const Step* step;
-    std::span<const TokenId> ids;
+    std::span<const TokenId> ids;  // empty: the rows are there already
     const StatePool* pool;
   } run{this, &step, ids, &pool};
   const uint64_t key =
@@ -142,10 +152,31 @@ void Decoder::forward(const Step& step, std::span<const TokenId> ids, const Stat
         Decoder& d = *r.decoder;
         d.residual_ = d.x_all_.row_range(0, r.step->n_rows);
         d.angles_ = d.angles_all_.row_range(0, r.step->n_rows);
-        d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
+        if (!d.taps_.empty()) d.features_ = d.features_all_.row_range(0, r.step->n_rows);
+        if (!r.ids.empty()) d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
         d.run_layers(*r.step, *r.pool);
       },
       &run);
+}
+
+void Decoder::set_attention_view(int layer, bool bidirectional, int window) {
+  auto& mixer = std::get<AttentionMixer>(weights_.layers[size_t(layer)].mixer);
+  mixer.bidirectional = bidirectional;
+  mixer.window = window;
+}
+
+Status Decoder::tap_layers(std::span<const int> layers) {
+  for (const int layer : layers) {
+    if (layer < 0 || layer >= shape_.n_layers) {
+      return Error{fmt::format("layer {} of {} cannot be tapped", layer, shape_.n_layers)};
+    }
+  }
+  const int cols = int(layers.size()) * shape_.d_model;
+  const size_t bytes = size_t(limits_.max_rows) * size_t(cols) * sizeof(float);
+  TD_ASSIGN_OR_RETURN(features_memory_, backend_->allocate(bytes, "hidden states for the drafter"));
+  features_all_ = features_memory_.view(DType::f32, limits_.max_rows, cols);
+  taps_.assign(layers.begin(), layers.end());
+  return {};
 }
 
 void Decoder::run_layers(const Step& step, const StatePool& pool) {
@@ -157,7 +188,13 @@ void Decoder::run_layers(const Step& step, const StatePool& pool) {
   for (const DecoderLayer& layer : weights_.layers) {
     std::visit([&](const auto& mixer) { mix(step, layer, mixer, pool); }, layer.mixer);
     std::visit([&](const auto& ffn) { feed_forward(step, layer, ffn); }, layer.ffn);
-    if (observer_) observer_(observer_context_, ++index, residual_);
+    for (size_t i = 0; i < taps_.size(); ++i) {
+      if (taps_[i] == index) {
+        backend_->copy_rows(residual_, {}, features_.col_range(int(i) * shape_.d_model, shape_.d_model));
+      }
+    }
+    ++index;
+    if (observer_) observer_(observer_context_, index, residual_);
   }
 }
 
@@ -215,6 +252,8 @@ void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMi
                        .q = projection.col_range(0, shape.q_dim()),
                        .gate = gate_cols > 0 ? View(projection.col_range(shape.q_dim(), gate_cols)) : View{},
                        .scale = float(1.0 / std::sqrt(double(shape.d_head))),
+                       .bidirectional = m.bidirectional,
+                       .window = m.window,
                        .cache = cache,
                        .out = out});
   backend_->linear_add(step.path, out, *m.out_proj, residual_);
@@ -254,7 +293,7 @@ std::span<float> Decoder::logits(int first, int n) {
   backend_->head({.x = residual_.row_range(first, n),
                   .gain = weights_.final_gain,
                   .eps = shape_.norm_eps,
-                  .weight = &head_weight(),
+                  .weight = weights_.head.get(),
                   .hidden = hidden_,
                   .logits = out});
   const size_t count = size_t(n) * size_t(shape_.n_vocab);
@@ -279,7 +318,7 @@ size_t Decoder::weight_bytes(int n_rows) const {
 }
 
 size_t Decoder::weight_bytes_held() const {
-  size_t bytes = weights_.head ? weights_.embedding->bytes() : 0;
+  size_t bytes = weights_.head != weights_.embedding ? weights_.embedding->bytes() : 0;
   each_weight([&](const Weight& w) { bytes += w.bytes(); });
   return bytes;
 }
@@ -287,7 +326,7 @@ size_t Decoder::weight_bytes_held() const {
 double Decoder::macs_per_row() const {
   double macs = 0;
   each_weight([&](const Weight& w) {
-    if (&w == &head_weight()) return;
+    if (&w == weights_.head.get()) return;
     const int used = w.n_experts() == 1 ? 1 : shape_.moe_top_k;
     macs += double(w.n()) * w.k() * used;
   });

@@ -27,6 +27,8 @@ struct AttentionMixer {
   std::unique_ptr<Weight> in_proj;   // [q | gate | k | v], gate only in gated families
   std::unique_ptr<Weight> out_proj;  // [H, q_dim]
   View q_norm, k_norm;               // empty in families without head norms
+  bool bidirectional = false;        // block drafters: rows of a step see each other
+  int window = 0;                    // > 0: sliding window of so many positions
 };
 
 struct DenseFfn {
@@ -60,8 +62,8 @@ struct DecoderShape {
 };
 
 struct DecoderWeights {
-  std::unique_ptr<Weight> embedding;
-  std::unique_ptr<Weight> head;  // null: tied to the embedding
+  std::shared_ptr<const Weight> embedding;  // a drafter shares its target's
+  std::shared_ptr<const Weight> head;       // the embedding itself where the two are tied
   View final_gain, rope_frequencies;
   std::vector<DecoderLayer> layers;
   DeviceBuffer vectors;  // memory behind every small View above
@@ -88,6 +90,19 @@ class Decoder {
   // vocabulary.
   void forward(const Step& step, std::span<const TokenId> ids, const StatePool& pool);
 
+  // The same for rows that are no embeddings: the caller fills input_rows(step.n_rows), then runs the layers.
+  MutView input_rows(int n) const { return x_all_.row_range(0, n); }
+  void forward_rows(const Step& step, const StatePool& pool);
+
+  // How attention layer `layer` of a block drafter sees (backend.h: Attention).
+  void set_attention_view(int layer, bool bidirectional, int window);
+
+  // From now on forward() keeps the outputs of these layers (zero-based, ascending or not) side by side: what
+  // drafters read. Errors: a layer the model lacks; memory.
+  Status tap_layers(std::span<const int> layers);
+  // [rows of the last forward, layers x d_model], in the order of tap_layers.
+  View features() const { return features_; }
+
   // Logits of rows [first, first + n) of the last forward, [n, n_vocab], n <= max_logit_rows. The caller may
   // edit them; they last until the next forward() or logits().
   std::span<float> logits(int first, int n);
@@ -103,6 +118,12 @@ class Decoder {
     observer_context_ = context;
   }
 
+  const std::shared_ptr<const Weight>& embedding() const { return weights_.embedding; }
+  const std::shared_ptr<const Weight>& head() const { return weights_.head; }
+  View final_gain() const { return weights_.final_gain; }
+  View rope_frequencies() const { return weights_.rope_frequencies; }
+  const std::vector<DecoderLayer>& layers() const { return weights_.layers; }
+
   // Bytes of weights one decode step of n_rows rows must read (experts: the expected number touched by
   // n_rows).
   size_t weight_bytes(int n_rows) const;
@@ -117,12 +138,12 @@ class Decoder {
   Decoder(Backend& backend, DecoderShape shape, DecoderWeights weights, const DecoderLimits& limits)
       : backend_(&backend), shape_(std::move(shape)), weights_(std::move(weights)), limits_(limits) {}
   Status allocate();
+  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool);
   void run_layers(const Step& step, const StatePool& pool);
   void mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);
   void mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer, const StatePool& pool);
   void feed_forward(const Step& step, const DecoderLayer& layer, const DenseFfn& ffn);
   void feed_forward(const Step& step, const DecoderLayer& layer, const MoeFfn& ffn);
-  const Weight& head_weight() const { return weights_.head ? *weights_.head : *weights_.embedding; }
   template <class Visit>
   void each_weight(Visit&& visit) const;
 
@@ -136,6 +157,9 @@ class Decoder {
       logits_copy_;  // [max_logit_rows, n_vocab] where the host cannot read the backend's memory
   MutView x_all_, hidden_all_, logits_all_, angles_all_;  // at their largest
   MutView residual_, hidden_, angles_;                    // of the last step
+  std::vector<int> taps_;
+  DeviceBuffer features_memory_;
+  MutView features_all_, features_;
   Observer observer_ = nullptr;
   void* observer_context_ = nullptr;
 };

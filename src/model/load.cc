@@ -56,11 +56,13 @@ class VectorArena {
 
 class Loader {
  public:
-  Loader(TensorSource& source, const ModelConfig& config, Backend& backend, const LoadProgress& progress)
+  Loader(TensorSource& source, const ModelConfig& config, Backend& backend, const LoadProgress& progress,
+         const SharedWeights& shared)
       : source_(source),
         config_(config),
         backend_(backend),
         progress_(progress),
+        shared_(shared),
         total_(weight_bytes_of(config)) {}
 
   Result<DecoderWeights> load() {
@@ -71,10 +73,15 @@ class Loader {
           source_.name(), double(total_) / 1e9, double(available) / 1e9, backend_.name())};
     }
     DecoderWeights w;
-    TD_ASSIGN_OR_RETURN(w.embedding,
-                        simple("embed_tokens", "embedding", config_.vocab_size, config_.d_model));
-    if (!config_.tied_embeddings) {
-      TD_ASSIGN_OR_RETURN(w.head, simple("lm_head", "head", config_.vocab_size, config_.d_model));
+    w.embedding = shared_.embedding;
+    w.head = shared_.head;
+    if (!w.embedding) {
+      TD_ASSIGN_OR_RETURN(w.embedding,
+                          simple("embed_tokens", "embedding", config_.vocab_size, config_.d_model));
+      w.head = w.embedding;
+      if (!config_.tied_embeddings) {
+        TD_ASSIGN_OR_RETURN(w.head, simple("lm_head", "head", config_.vocab_size, config_.d_model));
+      }
     }
     w.layers.resize(size_t(config_.n_layers));  // before any view into it is remembered
     int n_delta = 0, n_attention = 0;
@@ -311,6 +318,7 @@ class Loader {
   const ModelConfig& config_;
   Backend& backend_;
   const LoadProgress& progress_;
+  const SharedWeights& shared_;
   VectorArena arena_;
   uint64_t done_ = 0, total_ = 0;
 };
@@ -355,12 +363,12 @@ uint64_t weight_bytes_of(const ModelConfig& c) {
 
 Result<std::unique_ptr<Decoder>> load_decoder(TensorSource& source, const ModelConfig& config,
                                               Backend& backend, const DecoderLimits& limits,
-                                              const LoadProgress& progress) {
+                                              const LoadProgress& progress, const SharedWeights& shared) {
   if (config.hybrid() && config.conv_kernel != kConvTaps) {
     return Error{fmt::format("{}: linear_conv_kernel_dim is {}, this engine runs {}", config.file,
                              config.conv_kernel, kConvTaps)};
   }
-  Loader loader(source, config, backend, progress);
+  Loader loader(source, config, backend, progress, shared);
   TD_ASSIGN_OR_RETURN(DecoderWeights weights, loader.load());
   DecoderShape shape{.model = source.name(),
                      .n_vocab = config.vocab_size,

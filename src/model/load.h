@@ -17,12 +17,17 @@ namespace tandem {
 // Called while loading, with what is being packed; bytes count weights as the source holds them.
 using LoadProgress = std::function<void(uint64_t done_bytes, uint64_t total_bytes, const std::string& what)>;
 
+// Embedding and head that a drafter uses of its target. Both null: the source's own.
+struct SharedWeights {
+  std::shared_ptr<const Weight> embedding, head;
+};
+
 // Builds the network a configuration describes. Merges projections that read the same input, brings every
 // family's rows into one order, cuts k-slices. Errors: what the source says; not enough memory (with the
 // bytes needed).
 Result<std::unique_ptr<Decoder>> load_decoder(TensorSource& source, const ModelConfig& config,
                                               Backend& backend, const DecoderLimits& limits,
-                                              const LoadProgress& progress);
+                                              const LoadProgress& progress, const SharedWeights& shared = {});
 
 // What a sequence of this model carries.
 StateShape state_shape_of(const ModelConfig& config);

@@ -191,6 +191,13 @@ void SequenceState::commit(int n_keep) {
   step_rows_ = 0;
 }
 
+void SequenceState::truncate(int length) {
+  TD_CHECK(step_rows_ == 0 && length >= 0 && length <= length_ && pool_->shape_.n_delta_layers == 0,
+           "truncate(%d) of %d positions, %d recurrent layers", length, length_, pool_->shape_.n_delta_layers);
+  length_ = length;
+  n_pending_ = 0;
+}
+
 void SequenceState::flush() {
   TD_CHECK(step_rows_ == 0, "flush inside a step of %d rows", step_rows_);
   if (n_pending_ == 0) return;

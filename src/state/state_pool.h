@@ -88,6 +88,10 @@ class SequenceState {
   // Keeps the first n_keep rows of the step: bit for bit what n_keep plain steps leave.
   void commit(int n_keep);
 
+  // Forgets positions from `length` on. Only for pools without recurrent layers (drafters' caches), whose state is their
+  // pages.
+  void truncate(int length);
+
   // Folds the tape into the recurrent state, so that the slot alone is the state (export, tests).
   void flush();
 

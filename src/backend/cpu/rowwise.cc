@@ -1,5 +1,6 @@
 // Operations over rows that look at nothing else, and products with packed weights.
 #include <cmath>
+#include <cstring>
 
 #include "backend/cpu/cpu.h"
 #include "base/check.h"
@@ -14,6 +15,12 @@ void CpuBackend::do_embed(const Weight& table, std::span<const int32_t> ids, Mut
       const int i = id - part.first;
       if (i >= 0 && i < part.packed.shape.n) unpack_row(part.packed, i, row(y, r));
     }
+  });
+}
+
+void CpuBackend::do_copy_rows(View x, std::span<const int32_t> rows, MutView y) {
+  for_rows(y.rows, 0.05 * y.cols, [&](int r) {
+    memcpy(row(y, r), row(x, rows.empty() ? r : rows[size_t(r)]), size_t(y.cols) * sizeof(float));
   });
 }
 

@@ -36,6 +36,12 @@ void ReferenceBackend::do_embed(const Weight& table, std::span<const int32_t> id
   }
 }
 
+void ReferenceBackend::do_copy_rows(View x, std::span<const int32_t> rows, MutView y) {
+  for (int r = 0; r < y.rows; ++r) {
+    std::copy_n(ref::row(x, rows.empty() ? r : rows[size_t(r)]), y.cols, ref::row(y, r));
+  }
+}
+
 void ReferenceBackend::do_linear(Path, View x, const Weight& weight, MutView y) {
   const auto& w = static_cast<const ReferenceWeight&>(weight);
   for (int i = 0; i < w.n(); ++i) {

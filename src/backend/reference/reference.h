@@ -51,6 +51,7 @@ class ReferenceBackend final : public Backend {
 
  protected:
   void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) override;
+  void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) override;
   void do_linear(Path path, View x, const Weight& w, MutView y) override;
   void do_linear_add(Path path, View x, const Weight& w, MutView residual) override;
   void do_rms_norm(View x, View gain, float eps, MutView y) override;

@@ -1,0 +1,37 @@
+// config.json of a DFlash drafter folder -> DrafterConfig.
+//
+// A DFlash drafter ("DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036; the published
+// DFlashDraftModel checkpoints) is a small Qwen3-style network that fills all mask slots of a block in one
+// pass. It reads hidden states of its target and uses the target's embedding and head.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "format/config.h"
+
+namespace tandem {
+
+struct DrafterConfig {
+  ModelConfig network;              // the backbone; its windows are per layer
+  std::vector<bool> bidirectional;  // n_layers: rows of a block see each other both ways
+  int block_size = 0;               // rows of a block: the anchor and block_size - 1 masks
+  TokenId mask_id = 0;
+  std::vector<int> target_layers;  // zero-based target layers whose outputs are read, in this order
+  int n_target_layers = 0;         // layers of the target it was trained for; 0: not said
+  bool sample_from_anchor =
+      false;  // the anchor's row proposes too: block_size drafts instead of block_size - 1
+
+  int n_drafts() const { return sample_from_anchor ? block_size : block_size - 1; }
+};
+
+// Errors: what parse_model_config says of the backbone; fields of DFlash that are missing or out of range; an
+// architecture or an option that is not implemented, by name.
+Result<DrafterConfig> parse_drafter_config(std::span<const std::byte> text, const std::string& path);
+Result<DrafterConfig> load_drafter_config(const std::string& folder);
+
+}  // namespace tandem

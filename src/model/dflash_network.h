@@ -1,0 +1,61 @@
+// The network of a DFlash block-diffusion drafter (arXiv 2602.06036): a few Qwen3-style layers that fill all
+// mask slots of a block in one pass, reading hidden states of the target as extra keys and values of every
+// layer.
+//
+//   context (committed positions):  c = norm(fc [features of target_layers]);  K, V of each layer from c,
+//   kept in the cache block (anchor, masks):          x = embed(...); layers attend to context and block;
+//   logits by the target's head
+//
+// The cache holds context only: a block's own keys lie beyond its end and are overwritten.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "format/drafter_config.h"
+#include "model/checkpoint_source.h"
+#include "model/decoder.h"
+#include "model/load.h"
+
+namespace tandem {
+
+class DflashNetwork {
+ public:
+  // `target` must outlive the network; its embedding and head are shared. Errors: a drafter that does not fit
+  // the target (hidden size, vocabulary, layers; field and both values named); what the source says; memory.
+  static Result<std::unique_ptr<DflashNetwork>> load(CheckpointSource& source, const DrafterConfig& config,
+                                                     Decoder& target, const DecoderLimits& limits);
+
+  const DrafterConfig& config() const { return config_; }
+  StateShape state_shape() const { return trunk_->state_shape(); }
+  int max_positions() const { return trunk_->shape().max_positions; }
+
+  // Appends the context rows of `step` (path prefill) to the cache. features [rows, target_layers x d_model].
+  void ingest(const Step& step, View features, const StatePool& pool);
+  // Runs blocks: ids of each sequence are the anchor, then masks. The rows' keys are written past the
+  // committed length.
+  void forward_block(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
+    trunk_->forward(step, ids, pool);
+  }
+  std::span<float> logits(int first, int n) { return trunk_->logits(first, n); }
+  View hidden() const { return trunk_->hidden(); }
+  // Bytes of weights that a block reads, the head included, and that ingesting reads.
+  size_t block_bytes() const { return trunk_->weight_bytes(1); }
+
+ private:
+  DflashNetwork(Decoder& target, const DrafterConfig& config) : target_(&target), config_(config) {}
+  Status check_target() const;
+  Status load_context(CheckpointSource& source, const DecoderLimits& limits);
+
+  Decoder* target_;
+  DrafterConfig config_;
+  std::unique_ptr<Decoder> trunk_;
+  std::unique_ptr<Weight> fc_;
+  std::vector<std::unique_ptr<Weight>> kv_;  // [k | v] of each layer
+  DeviceBuffer vectors_, scratch_;
+  View context_gain_;
+  MutView context_all_, kv_all_, angles_all_;
+};
+
+}  // namespace tandem

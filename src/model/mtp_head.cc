@@ -1,0 +1,71 @@
+#include "model/mtp_head.h"
+
+#include "base/check.h"
+
+namespace tandem {
+
+Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
+                                               const ModelConfig& target_config, Decoder& target,
+                                               const DecoderLimits& limits, const MtpOptions& options) {
+  Backend& backend = target.backend();
+  TD_ASSIGN_OR_RETURN(CheckpointSource source, target_source.mtp_head());
+  ModelConfig config = target_config;
+  config.n_layers = 1;
+  config.layer_kinds = {LayerKind::full_attention};
+  config.moe_layers = {target_config.moe()};
+  std::unique_ptr<MtpHead> head(new MtpHead(target, options));
+  TD_ASSIGN_OR_RETURN(head->trunk_, load_decoder(source, config, backend, limits, {},
+                                                 {.embedding = target.embedding(), .head = target.head()}));
+  const int d = config.d_model;
+  TD_ASSIGN_OR_RETURN(const SourceMatrix fc, source.matrix("fc", d, 2 * d));
+  const RowRun run{&fc.matrix, 0, d};
+  TD_ASSIGN_OR_RETURN(head->fc_, backend.pack({.name = "mtp.fc", .rows = {&run, 1}}));
+  TD_ASSIGN_OR_RETURN(std::vector<float> gains, source.shifted_gain("pre_fc_norm_embedding.weight", d));
+  TD_ASSIGN_OR_RETURN(const std::vector<float> of_hidden,
+                      source.shifted_gain("pre_fc_norm_hidden.weight", d));
+  gains.insert(gains.end(), of_hidden.begin(), of_hidden.end());
+  TD_ASSIGN_OR_RETURN(head->vectors_,
+                      backend.allocate(gains.size() * sizeof(float), "norms of the MTP head"));
+  backend.copy_in(head->vectors_.data(), std::as_bytes(std::span(gains)));
+  head->embedding_gain_ = head->vectors_.view(DType::f32, 1, d);
+  head->hidden_gain_ = head->vectors_.view(DType::f32, 1, d, size_t(d) * sizeof(float));
+  const auto rows = size_t(limits.max_rows);
+  TD_ASSIGN_OR_RETURN(head->scratch_,
+                      backend.allocate(rows * size_t(3 * d) * sizeof(float), "rows of the MTP head"));
+  head->both_all_ = head->scratch_.view(DType::f32, limits.max_rows, 2 * d);
+  head->embedded_all_ =
+      head->scratch_.view(DType::f32, limits.max_rows, d, rows * size_t(2 * d) * sizeof(float));
+  const Weight* weights[] = {head->fc_.get()};
+  TD_RETURN_IF_ERROR(backend.reserve({.max_rows = limits.max_rows, .weights = weights}));
+  return head;
+}
+
+void MtpHead::hidden_of_target(View residual, MutView y) {
+  if (options_.input_after_norm) {
+    target_->backend().rms_norm(residual, target_->final_gain(), target_->shape().norm_eps, y);
+  } else {
+    target_->backend().copy_rows(residual, {}, y);
+  }
+}
+
+void MtpHead::forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool) {
+  const int n = step.n_rows, d = d_model();
+  TD_CHECK(n <= both_all_.rows && int(ids.size()) == n && hidden.rows == n,
+           "%d rows, %zu tokens, %d states, at most %d", n, ids.size(), hidden.rows, both_all_.rows);
+  Backend& backend = target_->backend();
+  const float eps = trunk_->shape().norm_eps;
+  const MutView embedded = embedded_all_.row_range(0, n), both = both_all_.row_range(0, n);
+  backend.embed(*trunk_->embedding(), ids, embedded);
+  backend.rms_norm(embedded, embedding_gain_, eps, both.col_range(0, d));
+  backend.rms_norm(hidden, hidden_gain_, eps, both.col_range(d, d));
+  backend.linear(step.path, both, *fc_, trunk_->input_rows(n));
+  trunk_->forward_rows(step, pool);
+}
+
+View MtpHead::chain_hidden(int first, int n) const {
+  if (options_.chain_after_norm) return trunk_->hidden();
+  const View all = trunk_->residual();
+  return MutView{const_cast<void*>(all.data), all.dtype, all.rows, all.cols, all.stride}.row_range(first, n);
+}
+
+}  // namespace tandem

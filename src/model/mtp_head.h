@@ -1,0 +1,62 @@
+// The multi-token-prediction head that Qwen3-Next and Qwen3.5 checkpoints carry: one more decoder layer of
+// the full-attention kind that guesses the token after the next one.
+//
+//   row t:  z = fc [norm_e(embed(x_{t+1})) ; norm_h(h_t)]  ->  layer (own KV cache, rotary position t)  ->
+//   norm  ->  target's head
+//
+// h_t is the target's hidden state at position t, x_{t+1} the token after it; the row predicts x_{t+2}. Later
+// rows of a chain take the head's own output for h.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "model/checkpoint_source.h"
+#include "model/decoder.h"
+#include "model/load.h"
+
+namespace tandem {
+
+// Which hidden state the head was trained with is not written in any file.
+struct MtpOptions {
+  bool input_after_norm = true;  // h is the target's state after its final norm, else before
+  bool chain_after_norm = true;  // a chain feeds back the output of mtp.norm, else its input
+};
+
+class MtpHead {
+ public:
+  // `target` must outlive the head; its embedding and head are shared. Errors: what the source says; memory.
+  static Result<std::unique_ptr<MtpHead>> load(CheckpointSource& target_source,
+                                               const ModelConfig& target_config, Decoder& target,
+                                               const DecoderLimits& limits, const MtpOptions& options);
+
+  StateShape state_shape() const { return trunk_->state_shape(); }
+  int max_positions() const { return trunk_->shape().max_positions; }
+  int d_model() const { return trunk_->shape().d_model; }
+  const MtpOptions& options() const { return options_; }
+
+  // A row of the target's residual stream -> h as the head wants it. y [rows, d_model].
+  void hidden_of_target(View residual, MutView y);
+  // Runs rows of `step`: ids[r] = x_{t+1}, hidden row r = h_t.
+  void forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool);
+  // Logits of rows [first, first + n) of the last forward, n <= limits.max_logit_rows.
+  std::span<float> logits(int first, int n) { return trunk_->logits(first, n); }
+  // h for the next row of the chain, of the rows of the last logits() call (which began at row `first`).
+  View chain_hidden(int first, int n) const;
+  // Bytes of weights that one row reads, the head included.
+  size_t weight_bytes() const { return trunk_->weight_bytes(1) + fc_->bytes(); }
+
+ private:
+  MtpHead(Decoder& target, const MtpOptions& options) : target_(&target), options_(options) {}
+
+  Decoder* target_;
+  MtpOptions options_;
+  std::unique_ptr<Decoder> trunk_;
+  std::unique_ptr<Weight> fc_;
+  DeviceBuffer vectors_;
+  View embedding_gain_, hidden_gain_;
+  DeviceBuffer scratch_;
+  MutView both_all_, embedded_all_;  // [max_rows, 2 d_model], [max_rows, d_model]
+};
+
+}  // namespace tandem
