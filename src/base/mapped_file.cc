@@ -10,15 +10,26 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/file_fault.h"
 
 namespace tandem {
+
+bool is_absent(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) != 0 && errno == ENOENT;
+}
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const auto failed = [&path](const char* what) {
     return Error{path + ": " + what + ": " + std::strerror(errno)};
   };
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return failed("cannot open");
+  // Without O_NONBLOCK, opening a named pipe waits for a writer that may never come.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    const bool dangling = errno == ENOENT && !is_absent(path);
+    return dangling ? Error{path + ": a symbolic link to nothing: its target does not exist"}
+                    : failed("cannot open");
+  }
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
     const Error error = failed("cannot stat");
@@ -40,6 +51,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
       return error;
     }
     file.data_ = static_cast<const std::byte*>(data);
+    file.fault_ticket_ = remember_mapping(data, file.size_, path);
   }
   ::close(fd);
   return file;
@@ -60,16 +72,19 @@ void MappedFile::drop_pages(std::span<const std::byte> part) const {
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      fault_ticket_(std::exchange(other.fault_ticket_, -1)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(fault_ticket_, other.fault_ticket_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
+  forget_mapping(fault_ticket_);
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 

@@ -33,6 +33,11 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int fault_ticket_ = -1;  // of file_fault.h
 };
+
+// Whether nothing at all has this name. A file that cannot be read, a folder in its place or a link to
+// nothing is not absent: opening it says what is wrong with it.
+bool is_absent(const std::string& path);
 
 }  // namespace tandem

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <exception>
+#include <string>
 
 #include "base/check.h"
 
@@ -69,14 +71,25 @@ int64_t claim(std::atomic<uint64_t>& unclaimed, bool from_front) {
 ThreadTeam::ThreadTeam(int n_threads)
     : n_threads_(std::max(1, n_threads)), parts_(std::make_unique<Part[]>(size_t(n_threads_))) {
   workers_.reserve(size_t(n_threads_) - 1);
-  for (int i = 1; i < n_threads_; ++i) workers_.emplace_back([this, i] { worker_main(i); });
+  try {
+    for (int i = 1; i < n_threads_; ++i) workers_.emplace_back([this, i] { worker_main(i); });
+  } catch (const std::exception& e) {
+    started_ = Error{"cannot start thread " + std::to_string(workers_.size() + 2) + " of " +
+                     std::to_string(n_threads_) + ": " + e.what() +
+                     "; use fewer --threads or raise the limits of this shell (ulimit -u, ulimit -v)"};
+    end_workers();
+    n_threads_ = 1;
+  }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { end_workers(); }
+
+void ThreadTeam::end_workers() {
   stop_.store(true);
   loop_.fetch_add(1);
   futex_wake_all(loop_);
   for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
 }
 
 void ThreadTeam::run(int64_t n_tasks, int64_t grain, Trampoline call, void* context) {

@@ -14,17 +14,22 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/result.h"
+
 namespace tandem {
 
 class ThreadTeam {
  public:
-  // n_threads >= 1, the caller included.
+  // n_threads >= 1, the caller included. When the system refuses a thread, those that did start are ended
+  // again, the team is the caller alone, and started() says so: whoever makes a team asks.
   explicit ThreadTeam(int n_threads);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const { return n_threads_; }
+  // Errors: which thread of how many could not start, the system's reason, the cure.
+  const Status& started() const { return started_; }
 
   // Calls body(first, last, thread) for ranges of at most `grain` tasks that cover [0, n_tasks) once each, on
   // any threads in any order, and returns when all are done. `thread` in [0, size()) is this thread's own,
@@ -55,8 +60,10 @@ class ThreadTeam {
   void worker_main(int thread);
   void run_chunk(int64_t chunk, int thread);
   void wait_for_end();
+  void end_workers();
 
-  const int n_threads_;
+  int n_threads_;  // fixed once constructed
+  Status started_;
   // The loop in progress. Written by the caller between loops; read only by a thread that holds a claimed
   // chunk, which keeps the loop from ending.
   Trampoline call_ = nullptr;

@@ -98,7 +98,8 @@ class Chat {
 
   int run() {
     if (terminal_)
-      fmt::print(stderr, "{}: /clear forgets, /exit ends, Ctrl-C stops an answer\n", model_.name);
+      say(fmt::format("{}: /clear forgets, /exit ends, Ctrl-C stops an answer\n",
+                      terminal_safe(model_.name)));
     std::string line;
     while (true) {
       watch_interrupt();
@@ -141,7 +142,7 @@ class Chat {
     conversation_.add_assistant(*answer.text);
     out_.write("\n");
     TD_RETURN_IF_ERROR(out_.flush());
-    if (terminal_) fmt::print(stderr, "[{}]\n", figures(answer.stats));
+    if (terminal_) say(fmt::format("[{}]\n", figures(answer.stats)));
     return {};
   }
 

@@ -179,8 +179,8 @@ int run_generate(Arguments args) {
   const int code = out.finish(kCommand, cut ? int{kInterrupted} : int{kDone});
   if (code == kInterrupted) warn(kCommand, "interrupted");
   if (!flags.json && code != kFailed) {
-    fmt::print(stderr, "[{}; loaded in {:.2f} s; {}]\n", figures(answer->stats), model->load_s,
-               model->backend->description());
+    say(fmt::format("[{}; loaded in {:.2f} s; {}]\n", figures(answer->stats), model->load_s,
+                    model->backend->description()));
   }
   return code;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/file_fault.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/version.h"
@@ -56,7 +57,7 @@ int print(std::string_view text) {
 
 int run(std::vector<std::string> args) {
   if (args.empty()) {
-    fmt::print(stderr, "{}", usage());
+    say(usage());
     return kWrongUsage;
   }
   std::string name = args[0];
@@ -78,8 +79,12 @@ int run(std::vector<std::string> args) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  // A reader that goes away is an error of write(), not the end of the process.
+  tandem::fill_standard_descriptors();
+  // A reader that goes away and a file that grows too large are errors of write(), not the end of the
+  // process.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+  tandem::explain_file_faults();
   try {
     return tandem::run(std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
   } catch (const std::bad_alloc&) {

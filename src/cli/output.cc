@@ -1,9 +1,11 @@
 #include "cli/output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -27,8 +29,20 @@ int write_all(int fd, std::string_view text) {
 
 void message(std::string_view command, std::string_view kind, std::string_view text) {
   const std::string program = command.empty() ? "tandem" : fmt::format("tandem {}", command);
-  // Nothing can be done when standard error fails too.
-  (void)write_all(STDERR_FILENO, fmt::format("{}: {}{}\n", program, kind, text));
+  say(fmt::format("{}: {}{}\n", program, kind, terminal_safe(text)));
+}
+
+// Bytes of the valid UTF-8 sequence at the start of `text` that may reach a terminal, 0 if there is none.
+size_t safe_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned b = byte(0);
+  if (b < 0x80) return (b >= 0x20 && b != 0x7f) || b == '\n' || b == '\t' ? 1 : 0;
+  const size_t n = b >= 0xf0 && b < 0xf5 ? 4 : b >= 0xe0 && b < 0xf0 ? 3 : b >= 0xc2 && b < 0xe0 ? 2 : 0;
+  for (size_t i = 1; i < n; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  const bool control = b == 0xc2 && byte(1) < 0xa0;  // U+0080 to U+009F drive terminals too
+  return control ? 0 : n;
 }
 
 }  // namespace
@@ -64,6 +78,31 @@ int misuse(std::string_view command, std::string_view text) {
 }
 
 void warn(std::string_view command, std::string_view text) { message(command, "warning: ", text); }
+
+void say(std::string_view text) { (void)write_all(STDERR_FILENO, text); }
+
+std::string terminal_safe(std::string_view text) {
+  constexpr size_t kMax = 4000;
+  std::string out;
+  while (!text.empty()) {
+    if (out.size() >= kMax) return out + "...";
+    const size_t n = safe_bytes(text);
+    if (n == 0) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+    out += text.substr(0, n);
+    text.remove_prefix(std::max<size_t>(n, 1));
+  }
+  return out;
+}
+
+void fill_standard_descriptors() {
+  // The wrong way round for 0 and 1: reading and writing them still fails, as from closed ones.
+  constexpr int kModes[] = {O_WRONLY, O_RDONLY, O_RDWR};
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest free number is this one: those below are open by now.
+    (void)::open("/dev/null", kModes[fd]);
+  }
+}
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
 

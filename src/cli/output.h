@@ -26,6 +26,18 @@ class Output {
   int error_ = 0;  // errno of the first failed write
 };
 
+// Text for a person on standard error, as it is. What cannot be written there is dropped: an answer must not
+// fail because nobody reads the remarks beside it.
+void say(std::string_view text);
+
+// A name or a text from outside made fit for a terminal: control characters, and bytes that are not UTF-8,
+// become \xHH (newlines and tabs stay), and more than a few thousand bytes are cut.
+std::string terminal_safe(std::string_view text);
+
+// Opens /dev/null on those of the descriptors 0, 1 and 2 that are closed, so that no file of ours ever gets
+// one of these numbers. Standard input and output stay unusable: who needs them is told.
+void fill_standard_descriptors();
+
 bool is_terminal(int fd);
 // Columns of the terminal on standard error, 80 if unknown.
 int terminal_columns();

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "cli/output.h"
 
@@ -25,7 +24,7 @@ Progress::Progress(std::string title)
       next_(start_ + kQuiet) {}
 
 Progress::~Progress() {
-  if (drawn_ && terminal_) fmt::print(stderr, "\r\033[K");
+  if (drawn_ && terminal_) say("\r\033[K");
 }
 
 void Progress::update(uint64_t done, uint64_t total, std::string_view what) {
@@ -34,7 +33,7 @@ void Progress::update(uint64_t done, uint64_t total, std::string_view what) {
   const double share = std::min(1.0, double(done) / double(total));
   drawn_ = true;
   if (!terminal_) {
-    fmt::print(stderr, "{}: {:.0f}% ({})\n", title_, 100 * share, what);
+    say(fmt::format("{}: {:.0f}% ({})\n", title_, 100 * share, terminal_safe(what)));
     next_ = now + kLogLine;
     return;
   }
@@ -44,11 +43,11 @@ void Progress::update(uint64_t done, uint64_t total, std::string_view what) {
   const int columns = terminal_columns();
   const int width = std::clamp(columns - int(title_.size()) - 50, 5, 40);
   const int filled = int(share * width);
-  std::string line = fmt::format("{} [{}{}] {:3.0f}%{}  {}", title_, std::string(size_t(filled), '#'),
-                                 std::string(size_t(width - filled), '.'), 100 * share, left, what);
+  std::string line =
+      fmt::format("{} [{}{}] {:3.0f}%{}  {}", title_, std::string(size_t(filled), '#'),
+                  std::string(size_t(width - filled), '.'), 100 * share, left, terminal_safe(what));
   if (int(line.size()) >= columns) line.resize(size_t(std::max(columns - 1, 0)));
-  fmt::print(stderr, "\r{}\033[K", line);
-  std::fflush(stderr);
+  say(fmt::format("\r{}\033[K", line));
 }
 
 }  // namespace tandem

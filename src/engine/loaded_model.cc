@@ -55,6 +55,7 @@ Result<LoadedModel> load_model(const ModelOptions& options) {
   if (is_synthetic(options.model)) {
     TD_ASSIGN_OR_RETURN(model.config, parse_synthetic(options.model));
     SyntheticSource source(model.config, model.backend->threads());
+    TD_RETURN_IF_ERROR(source.threads_started());
     TD_ASSIGN_OR_RETURN(model.decoder,
                         load_decoder(source, model.config, *model.backend, options.limits, options.progress));
   } else {

@@ -104,6 +104,7 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
   for (const TensorSpec& spec : specs) writer.expected_ += spec.bytes();
   TD_ASSIGN_OR_RETURN(writer.fd_, open_temporary(path, writer.temporary_));
   const uint64_t total = 8 + header.size() + writer.expected_;
+  writer.total_ = total;
   // Some file systems cannot reserve; they report a full disk when it is written.
   if (::fallocate(writer.fd_, 0, 0, off_t(total)) != 0 &&
       (errno == ENOSPC || errno == EFBIG || errno == EDQUOT)) {
@@ -126,6 +127,13 @@ Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
 
 Status SafetensorsWriter::finish() {
   TD_CHECK(fd_ >= 0 && expected_ == 0, "%s: %zu bytes never came", path_.c_str(), size_t(expected_));
+  struct stat info {};
+  if (::fstat(fd_, &info) != 0) return io_error(path_, "stat");
+  if (uint64_t(info.st_size) != total_ || ::lseek(fd_, 0, SEEK_CUR) != off_t(total_)) {
+    return Error{fmt::format(
+        "{}: {} bytes were written, the header says {}: something else wrote into the file; run this again",
+        path_, info.st_size, total_)};
+  }
   TD_RETURN_IF_ERROR(publish(std::exchange(fd_, -1), temporary_, path_));
   temporary_.clear();
   return {};
@@ -142,13 +150,15 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, {})),
       fd_(std::exchange(other.fd_, -1)),
-      expected_(other.expected_) {}
+      expected_(other.expected_),
+      total_(other.total_) {}
 
 SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(temporary_, other.temporary_);
   std::swap(fd_, other.fd_);
   std::swap(expected_, other.expected_);
+  std::swap(total_, other.total_);
   return *this;
 }
 

@@ -45,7 +45,8 @@ class SafetensorsWriter {
   // The next bytes of the data; may end inside a tensor. More than the specs hold is a bug of the caller.
   Status write(std::span<const std::byte> bytes);
 
-  // Checks that all bytes came, syncs, and gives the file its name.
+  // Checks that all bytes came and that nothing else was written into the file, syncs, and gives the file its
+  // name.
   Status finish();
 
  private:
@@ -56,6 +57,7 @@ class SafetensorsWriter {
   std::string temporary_;
   int fd_ = -1;
   uint64_t expected_ = 0;  // data bytes still to come
+  uint64_t total_ = 0;     // bytes of the finished file
 };
 
 // Writes tensors that are at hand, in the order given.

@@ -16,6 +16,12 @@ class SyntheticSource final : public TensorSource {
  public:
   SyntheticSource(const ModelConfig& config, int n_threads) : config_(&config), team_(n_threads) {}
 
+  // Errors: threads that could not start.
+  const Status& started() const { return team_.started(); }
+
+  // Errors: threads that could not start.
+  const Status& threads_started() const { return team_.started(); }
+
   const std::string& name() const override { return config_->file; }
   bool has_module(const std::string&) const override { return true; }
   // Standard deviation k^-0.5, so that activations stay of order one.

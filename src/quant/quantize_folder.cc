@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/file_fault.h"
 #include "base/mapped_file.h"
 #include "base/thread_team.h"
 #include "format/checkpoint.h"
@@ -97,13 +98,16 @@ class TemporaryFolder {
     std::error_code code;
     fs::create_directories(folder.path_, code);
     if (code) return Error{fmt::format("{}: cannot create the folder: {}", final_path, code.message())};
+    remove_on_file_fault(folder.path_);
     return folder;
   }
   TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
   TemporaryFolder& operator=(TemporaryFolder&&) = delete;
   ~TemporaryFolder() {
     std::error_code ignored;  // nothing better to do with it in a destructor
-    if (!path_.empty()) fs::remove_all(path_, ignored);
+    if (path_.empty()) return;
+    fs::remove_all(path_, ignored);
+    remove_on_file_fault("");
   }
 
   std::string operator/(std::string_view name) const { return (fs::path(path_) / name).string(); }
@@ -114,6 +118,7 @@ class TemporaryFolder {
     if (code)
       return Error{fmt::format("{}: cannot rename the finished folder: {}", final_path, code.message())};
     path_.clear();
+    remove_on_file_fault("");
     return {};
   }
 
@@ -151,6 +156,8 @@ class TensorStream {
  public:
   TensorStream(const Checkpoint& checkpoint, const QuantizeOptions& options, uint64_t bytes_total)
       : checkpoint_(checkpoint), options_(options), bytes_total_(bytes_total), team_(options.n_threads) {}
+
+  const Status& threads_started() const { return team_.started(); }
 
   Status write(const PlannedTensor& t, SafetensorsWriter& writer) {
     tensor_ = &t;
@@ -356,6 +363,7 @@ Result<QuantizeReport> quantize_folder(const QuantizeOptions& options) {
   TD_ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::create(output));
   TD_RETURN_IF_ERROR(check_space(folder, output, report.output_bytes));
   TensorStream stream(checkpoint, options, report.output_bytes);
+  TD_RETURN_IF_ERROR(stream.threads_started());
   for (const Shard& shard : shards) {
     std::vector<TensorSpec> specs;
     for (size_t i = shard.first; i < shard.last; ++i) {

@@ -1,6 +1,8 @@
 #include "base/mapped_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <string>
@@ -31,6 +33,28 @@ TEST(MappedFile, AnEmptyFileIsAnEmptySpan) {
   ASSERT_TRUE(file.ok()) << file.error().message;
   EXPECT_TRUE(file->bytes().empty());
   file->drop_pages(file->bytes());
+}
+
+// Opened like any file, a pipe would wait for ever.
+TEST(MappedFile, ANamedPipeIsRefusedAtOnce) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const auto file = MappedFile::open(folder / "pipe");
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.error().message, folder / "pipe" + ": not a regular file");
+}
+
+TEST(MappedFile, OnlyWhatHasNoNameIsAbsent) {
+  const TempFolder folder;
+  EXPECT_TRUE(is_absent(folder / "none"));
+  EXPECT_FALSE(is_absent(folder.path()));
+  ASSERT_EQ(::symlink("nowhere", (folder / "dangling").c_str()), 0);
+  ASSERT_EQ(::symlink("loop", (folder / "loop").c_str()), 0);
+  EXPECT_FALSE(is_absent(folder / "dangling"));
+  EXPECT_FALSE(is_absent(folder / "loop"));
+  const auto file = MappedFile::open(folder / "dangling");
+  ASSERT_FALSE(file.ok());
+  EXPECT_NE(file.error().message.find("symbolic link to nothing"), std::string::npos) << file.error().message;
 }
 
 TEST(MappedFile, AMissingFileIsAnErrorWithPathAndReason) {

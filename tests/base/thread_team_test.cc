@@ -2,6 +2,7 @@
 #include "base/thread_team.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <chrono>
@@ -86,6 +87,28 @@ TEST(ThreadTeam, TeamsComeAndGo) {
     if (round % 2 == 0) team.parallel_for(10, 1, [&](int64_t, int64_t, int) { n.fetch_add(1); });
     EXPECT_EQ(n.load(), round % 2 == 0 ? 10 : 0);
   }
+}
+
+// A stack larger than the address space: the system refuses every thread, as under a tight ulimit.
+TEST(ThreadTeam, AThreadThatCannotStartIsAnErrorAndTheCallerStillWorks) {
+  pthread_attr_t usual, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(pthread_getattr_default_np(&huge), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 50), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  {
+    ThreadTeam team(4);
+    EXPECT_EQ(pthread_setattr_default_np(&usual), 0);
+    ASSERT_FALSE(team.started().ok());
+    EXPECT_EQ(team.started().error().message.substr(0, 30), "cannot start thread 2 of 4: Re");
+    EXPECT_EQ(team.size(), 1);
+    int64_t sum = 0;
+    team.parallel_for(10, 3, [&](int64_t first, int64_t last, int) { sum += last - first; });
+    EXPECT_EQ(sum, 10);
+  }
+  EXPECT_TRUE(ThreadTeam(4).started().ok());
+  pthread_attr_destroy(&usual);
+  pthread_attr_destroy(&huge);
 }
 
 }  // namespace

@@ -122,6 +122,23 @@ TEST(SafetensorsWriter, NoRoomIsAnErrorThatSaysHowMuchIsNeededAndLeavesNothing) 
   EXPECT_TRUE(folder.names().empty());
 }
 
+// Say, a message to a standard error that was closed when the file was opened.
+TEST(SafetensorsWriter, ForeignBytesInTheFileAreFoundBeforeItGetsItsName) {
+  const TempFolder folder;
+  const std::string path = folder / "m.safetensors", data(50, 'x');
+  const TensorSpec spec{.name = "t", .dtype = DType::u8, .shape = {50}};
+  {
+    Result<SafetensorsWriter> writer = SafetensorsWriter::create(path, {&spec, 1}, {});
+    ASSERT_TRUE(writer.ok()) << writer.error().message;
+    ASSERT_TRUE(writer->write(as_byte_span(data)).ok());
+    std::ofstream(folder / folder.names().front(), std::ios::app) << "warning: foreign";
+    const Status status = writer->finish();
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.error().message.find("something else wrote into the file"), std::string::npos);
+  }
+  EXPECT_TRUE(folder.names().empty());
+}
+
 TEST(WriteFileAtomically, ReplacesAFile) {
   const TempFolder folder;
   const std::string path = folder.write("a", "old and longer");

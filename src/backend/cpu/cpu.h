@@ -79,6 +79,9 @@ class CpuBackend final : public Backend {
   CpuBackend(int threads, Isa isa)
       : team_(threads), isa_(isa), kernels_(cpu::kernels(isa)), per_thread_(size_t(threads)) {}
 
+  // Errors: threads that could not start.
+  const Status& threads_started() const { return team_.started(); }
+
   std::string description() const override;
   std::string name() const override { return "cpu"; }
   int threads() const override { return team_.size(); }

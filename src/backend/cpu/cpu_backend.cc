@@ -221,8 +221,9 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, const std::string
     chosen = *named;
   }
   if (threads < 0) return Error{fmt::format("{} threads: give 0 (one per core) or more", threads)};
-  return std::unique_ptr<Backend>(
-      std::make_unique<cpu::CpuBackend>(threads == 0 ? cpu::usable_cores() : threads, chosen));
+  auto backend = std::make_unique<cpu::CpuBackend>(threads == 0 ? cpu::usable_cores() : threads, chosen);
+  TD_RETURN_IF_ERROR(backend->threads_started());
+  return std::unique_ptr<Backend>(std::move(backend));
 }
 
 }  // namespace tandem

@@ -103,6 +103,8 @@ class HostBandwidthTest final : public BandwidthTest {
     });
   }
 
+  const Status& threads_started() const { return team_.started(); }
+
   double read_gb_per_s(int repeats) override {
     double best = 0;
     for (int i = 0; i < repeats; ++i) {
@@ -160,8 +162,9 @@ class HostBandwidthTest final : public BandwidthTest {
 Result<std::unique_ptr<BandwidthTest>> BandwidthTest::create(int n_threads) {
   auto arena = std::make_unique<HugeArena>();
   TD_ASSIGN_OR_RETURN(HugeBuffer buffer, arena->allocate(kBufferBytes));
-  return std::unique_ptr<BandwidthTest>(
-      new HostBandwidthTest(n_threads, std::move(arena), std::move(buffer)));
+  auto test = std::make_unique<HostBandwidthTest>(n_threads, std::move(arena), std::move(buffer));
+  TD_RETURN_IF_ERROR(test->threads_started());
+  return std::unique_ptr<BandwidthTest>(std::move(test));
 }
 
 }  // namespace tandem::bench
