@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 
+#include "base/mapped_file.h"
 #include "cli/command.h"
 #include "cli/json.h"
 #include "cli/machine.h"
@@ -228,7 +229,7 @@ class Report {
     const std::string& folder = flags_.model.model;
     json_["tokenizer"] = nullptr;
     json_["chat_template"] = false;
-    if (std::filesystem::exists(folder + "/tokenizer.json")) {
+    if (!is_absent(folder + "/tokenizer.json")) {
       TD_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::load(folder));
       json_["tokenizer"] = {{"n_tokens", tokenizer.n_tokens()}};
       const Result<ChatTemplate> chat = ChatTemplate::load(folder);
@@ -279,18 +280,31 @@ class Report {
   }
 
   Status check() {
-    std::vector<std::string> warnings;
+    std::vector<std::string> damaged, warnings;
+    if (!is_synthetic(flags_.model.model)) {
+      TD_RETURN_IF_ERROR(
+          check_model(flags_.model.model, [&](const std::string& w) { damaged.push_back(w); }));
+    }
     const Result<LoadedModel> model =
         load_model({.model = flags_.model.model,
                     .backend = flags_.model.backend,
                     .limits = {.max_rows = kChunkTokens, .max_logit_rows = 1},
                     .progress = {},
                     .warn = [&](const std::string& w) { warnings.push_back(w); }});
+    std::erase_if(warnings, [&](const std::string& w) {  // said already
+      return std::find(damaged.begin(), damaged.end(), w) != damaged.end();
+    });
+    warnings.insert(warnings.begin(), damaged.begin(), damaged.end());
     json_["warnings"] = warnings;
     for (const std::string& w : warnings) text_ += "warning        " + w + "\n";
     if (!model.ok()) return model.error();
-    text_ += fmt::format("check          {} in {:.2f} s\n",
-                         warnings.empty() ? "every tensor was read and is sound" : "loaded", model->load_s);
+    if (!damaged.empty()) {
+      return Error{
+          fmt::format("{}{}", damaged.front(),
+                      damaged.size() > 1 ? fmt::format(" (and {} more tensors)", damaged.size() - 1) : "")};
+    }
+    text_ +=
+        fmt::format("check          every tensor was read and is sound; loaded in {:.2f} s\n", model->load_s);
     return {};
   }
 

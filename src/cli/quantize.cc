@@ -12,6 +12,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "engine/loaded_model.h"
 #include "quant/affine.h"
 
 namespace tandem {
@@ -90,6 +91,9 @@ std::string to_text(const QuantizeReport& r, const Flags& flags) {
 int run_quantize(Arguments args) {
   Flags flags;
   if (const auto code = parse(flags, args)) return *code;
+  // What could not be loaded now could not be loaded afterwards: found before anything is written.
+  if (const Status status = check_model(flags.model, {}); !status.ok())
+    return fail(kCommand, status.error().message);
   auto progress = std::make_unique<Progress>("quantising");
   const Result<QuantizeReport> result =
       quantize_folder({.input = flags.model,

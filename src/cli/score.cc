@@ -93,23 +93,14 @@ Result<Scores> score(const Flags& flags, const LoadedModel& model, std::span<con
   scores.of_token.resize(ids.size());
   Progress progress("scoring");
   for (size_t first = 0; first < ids.size(); first += window) {
-    Status bad;
-    TD_RETURN_IF_ERROR(score_tokens(
-        *model.decoder, ids.subspan(first, std::min(window, ids.size() - first)), flags.top,
-        [&](int index, const Logprobs& l) {
-          const size_t at = first + size_t(index);
-          if (std::isnan(l.chosen) && bad.ok()) {
-            bad = Error{fmt::format(
-                "the model's logit of token {} at index {} is not a number: its weights hold values that are "
-                "not finite",
-                ids[at], at)};
-          }
-          scores.of_token[at] = l;
-          scores.sum += double(l.chosen);
-          ++scores.n;
-          progress.update(at, ids.size(), "tokens");
-        }));
-    TD_RETURN_IF_ERROR(bad);
+    TD_RETURN_IF_ERROR(score_tokens(*model.decoder, ids.subspan(first, std::min(window, ids.size() - first)),
+                                    flags.top, [&](int index, const Logprobs& l) {
+                                      const size_t at = first + size_t(index);
+                                      scores.of_token[at] = l;
+                                      scores.sum += double(l.chosen);
+                                      ++scores.n;
+                                      progress.update(at, ids.size(), "tokens");
+                                    }));
     if (interrupted()) return Error{"interrupted"};
   }
   return scores;

@@ -5,18 +5,34 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <system_error>
 
+#include "base/mapped_file.h"
 #include "format/checkpoint.h"
 #include "model/checkpoint_source.h"
+#include "model/mtp_head.h"
 #include "model/published_shapes.h"
 #include "model/synthetic_source.h"
 
 namespace tandem {
 namespace {
 
+Status check_folder(const std::string& folder) {
+  std::error_code code;
+  const std::filesystem::file_status status = std::filesystem::status(folder, code);
+  const char* const wanted = "--model takes a checkpoint folder or synth:NAME";
+  if (folder.empty()) return Error{fmt::format("the model has no name; {}", wanted)};
+  if (status.type() == std::filesystem::file_type::not_found)
+    return Error{fmt::format("{}: no such folder; {}", folder, wanted)};
+  if (code) return Error{fmt::format("{}: cannot look at the folder: {}", folder, code.message())};
+  if (!std::filesystem::is_directory(status))
+    return Error{fmt::format("{}: not a folder; {}", folder, wanted)};
+  return {};
+}
+
 Status load_text_files(const std::string& folder, LoadedModel& model) {
   TD_ASSIGN_OR_RETURN(model.generation, load_generation_config(folder));
-  if (std::filesystem::exists(folder + "/tokenizer.json")) {
+  if (!is_absent(folder + "/tokenizer.json")) {
     TD_ASSIGN_OR_RETURN(model.tokenizer, Tokenizer::load(folder));
     if (model.tokenizer->n_tokens() > model.config.vocab_size) {
       return Error{
@@ -59,10 +75,7 @@ Result<LoadedModel> load_model(const ModelOptions& options) {
     TD_ASSIGN_OR_RETURN(model.decoder,
                         load_decoder(source, model.config, *model.backend, options.limits, options.progress));
   } else {
-    if (!std::filesystem::is_directory(options.model)) {
-      return Error{
-          fmt::format("{}: not a folder; --model takes a checkpoint folder or synth:NAME", options.model)};
-    }
+    TD_RETURN_IF_ERROR(check_folder(options.model));
     TD_ASSIGN_OR_RETURN(model.config, load_model_config(options.model));
     TD_RETURN_IF_ERROR(load_text_files(options.model, model));
     TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
@@ -77,6 +90,21 @@ Result<LoadedModel> load_model(const ModelOptions& options) {
   }
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
+}
+
+Status check_model(const std::string& folder, const std::function<void(const std::string&)>& warn) {
+  if (is_synthetic(folder)) {
+    return Error{folder + ": has random weights and no files: give a checkpoint folder"};
+  }
+  TD_RETURN_IF_ERROR(check_folder(folder));
+  LoadedModel model;
+  TD_ASSIGN_OR_RETURN(model.config, load_model_config(folder));
+  TD_RETURN_IF_ERROR(load_text_files(folder, model));
+  TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
+  TD_ASSIGN_OR_RETURN(CheckpointSource source, CheckpointSource::create(checkpoint, model.config, warn));
+  TD_RETURN_IF_ERROR(check_tensors(source, model.config));
+  if (checkpoint_extras(checkpoint).n_mtp > 0) TD_RETURN_IF_ERROR(MtpHead::check(source, model.config));
+  return {};
 }
 
 SamplingParams default_sampling(const GenerationConfig& g) {

@@ -47,6 +47,12 @@ struct LoadedModel {
 // Errors: what any of the files says; a tokenizer with more ids than the model has rows.
 Result<LoadedModel> load_model(const ModelOptions& options);
 
+// Reads all that load_model would read of a folder (configuration, text files, tensors with their shapes and
+// dtypes) and the MTP head where there is one, without packing anything. Tells `warn`, where given, of every
+// tensor that holds values that are not finite, which reads all weights. Errors: as load_model, but for
+// memory; an incomplete MTP head.
+Status check_model(const std::string& folder, const std::function<void(const std::string&)>& warn);
+
 // Sampling defaults of the checkpoint: generation_config.json decides; do_sample false or no file means
 // greedy.
 SamplingParams default_sampling(const GenerationConfig& generation);

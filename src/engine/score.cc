@@ -3,11 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "state/state_pool.h"
 
 namespace tandem {
+namespace {
+
+// One NaN among the logits makes a log-probability NaN or, where it is passed over, merely wrong.
+Status check_finite(std::span<const float> logits, int index) {
+  const auto bad = std::find_if(logits.begin(), logits.end(), [](float x) { return !std::isfinite(x); });
+  if (bad == logits.end()) return {};
+  return Error{fmt::format(
+      "the logits for the token at index {} are not finite (that of token {} is {}): some weights are NaN, "
+      "infinite or so large that sums overflow; tandem inspect --check names the tensors that are not finite",
+      index, bad - logits.begin(), *bad)};
+}
+
+}  // namespace
 
 Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
                     const std::function<void(int index, const Logprobs&)>& sink) {
@@ -43,7 +57,9 @@ Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
       for (int i = 0; i < block; ++i) {
         const int next = start + first + i + 1;
         if (next >= n) break;
-        sink(next, logprobs(logits.subspan(size_t(i) * n_vocab, n_vocab), tokens[size_t(next)], top));
+        const std::span<const float> row = logits.subspan(size_t(i) * n_vocab, n_vocab);
+        TD_RETURN_IF_ERROR(check_finite(row, next));
+        sink(next, logprobs(row, tokens[size_t(next)], top));
       }
     }
   }

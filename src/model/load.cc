@@ -56,7 +56,8 @@ class VectorArena {
 
 class Loader {
  public:
-  Loader(TensorSource& source, const ModelConfig& config, Backend& backend, const LoadProgress& progress,
+  // backend: null to look at every tensor and keep none.
+  Loader(TensorSource& source, const ModelConfig& config, Backend* backend, const LoadProgress& progress,
          const SharedWeights& shared)
       : source_(source),
         config_(config),
@@ -66,23 +67,39 @@ class Loader {
         total_(weight_bytes_of(config)) {}
 
   Result<DecoderWeights> load() {
-    if (const size_t available = backend_.available_bytes(); total_ > available) {
+    if (const size_t available = backend_->available_bytes(); total_ > available) {
       return Error{fmt::format(
           "{}: the weights need {:.2f} GB, {:.2f} GB are available on backend {}: use a smaller or "
           "more strongly quantised model",
-          source_.name(), double(total_) / 1e9, double(available) / 1e9, backend_.name())};
+          source_.name(), double(total_) / 1e9, double(available) / 1e9, backend_->name())};
     }
     DecoderWeights w;
     w.embedding = shared_.embedding;
     w.head = shared_.head;
-    if (!w.embedding) {
-      TD_ASSIGN_OR_RETURN(w.embedding,
-                          simple("embed_tokens", "embedding", config_.vocab_size, config_.d_model));
-      w.head = w.embedding;
-      if (!config_.tied_embeddings) {
-        TD_ASSIGN_OR_RETURN(w.head, simple("lm_head", "head", config_.vocab_size, config_.d_model));
-      }
+    if (!w.embedding) TD_RETURN_IF_ERROR(load_embedding_and_head(w));
+    TD_RETURN_IF_ERROR(load_layers(w));
+    TD_ASSIGN_OR_RETURN(w.vectors, arena_.upload(*backend_));
+    return w;
+  }
+
+  Status check(TensorParts parts) {
+    DecoderWeights w;
+    if (parts == TensorParts::all) TD_RETURN_IF_ERROR(load_embedding_and_head(w));
+    return load_layers(w);
+  }
+
+ private:
+  Status load_embedding_and_head(DecoderWeights& w) {
+    TD_ASSIGN_OR_RETURN(w.embedding,
+                        simple("embed_tokens", "embedding", config_.vocab_size, config_.d_model));
+    w.head = w.embedding;
+    if (!config_.tied_embeddings) {
+      TD_ASSIGN_OR_RETURN(w.head, simple("lm_head", "head", config_.vocab_size, config_.d_model));
     }
+    return {};
+  }
+
+  Status load_layers(DecoderWeights& w) {
     w.layers.resize(size_t(config_.n_layers));  // before any view into it is remembered
     int n_delta = 0, n_attention = 0;
     for (int i = 0; i < config_.n_layers; ++i) {
@@ -100,11 +117,9 @@ class Loader {
     if (!rope.frequencies.empty()) {
       arena_.add(&w.rope_frequencies, rope.frequencies, 1, int(rope.frequencies.size()));
     }
-    TD_ASSIGN_OR_RETURN(w.vectors, arena_.upload(backend_));
-    return w;
+    return {};
   }
 
- private:
   static std::string layer_name(int i, const char* what) { return fmt::format("layers.{}.{}", i, what); }
 
   Status gain(View* view, const std::string& tensor, int n) {
@@ -122,10 +137,11 @@ class Loader {
   Result<std::unique_ptr<Weight>> pack(const std::string& name, std::span<const SourceMatrix> matrices,
                                        std::span<const RowRun> rows, int n_slices = 1,
                                        std::span<const float> bias = {}, int n_experts = 1) {
+    if (backend_ == nullptr) return std::unique_ptr<Weight>();
     if (progress_) progress_(done_, total_, name);
     TD_ASSIGN_OR_RETURN(
         std::unique_ptr<Weight> weight,
-        backend_.pack(
+        backend_->pack(
             {.name = name, .rows = rows, .n_experts = n_experts, .n_slices = n_slices, .bias = bias}));
     for (const SourceMatrix& m : matrices) {
       done_ += uint64_t(m.matrix.n) * uint64_t(m.matrix.row_bytes());
@@ -316,12 +332,18 @@ class Loader {
 
   TensorSource& source_;
   const ModelConfig& config_;
-  Backend& backend_;
-  const LoadProgress& progress_;
-  const SharedWeights& shared_;
+  Backend* backend_;
+  const LoadProgress progress_;
+  const SharedWeights shared_;
   VectorArena arena_;
   uint64_t done_ = 0, total_ = 0;
 };
+
+Status check_kernel(const ModelConfig& config) {
+  if (!config.hybrid() || config.conv_kernel == kConvTaps) return {};
+  return Error{fmt::format("{}: linear_conv_kernel_dim is {}, this engine runs {}", config.file,
+                           config.conv_kernel, kConvTaps)};
+}
 
 }  // namespace
 
@@ -361,14 +383,16 @@ uint64_t weight_bytes_of(const ModelConfig& c) {
   return total;
 }
 
+Status check_tensors(TensorSource& source, const ModelConfig& config, TensorParts parts) {
+  TD_RETURN_IF_ERROR(check_kernel(config));
+  return Loader(source, config, nullptr, {}, {}).check(parts);
+}
+
 Result<std::unique_ptr<Decoder>> load_decoder(TensorSource& source, const ModelConfig& config,
                                               Backend& backend, const DecoderLimits& limits,
                                               const LoadProgress& progress, const SharedWeights& shared) {
-  if (config.hybrid() && config.conv_kernel != kConvTaps) {
-    return Error{fmt::format("{}: linear_conv_kernel_dim is {}, this engine runs {}", config.file,
-                             config.conv_kernel, kConvTaps)};
-  }
-  Loader loader(source, config, backend, progress, shared);
+  TD_RETURN_IF_ERROR(check_kernel(config));
+  Loader loader(source, config, &backend, progress, shared);
   TD_ASSIGN_OR_RETURN(DecoderWeights weights, loader.load());
   DecoderShape shape{.model = source.name(),
                      .n_vocab = config.vocab_size,

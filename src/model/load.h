@@ -29,6 +29,11 @@ Result<std::unique_ptr<Decoder>> load_decoder(TensorSource& source, const ModelC
                                               Backend& backend, const DecoderLimits& limits,
                                               const LoadProgress& progress, const SharedWeights& shared = {});
 
+// Looks for every tensor that load_decoder would take, with its shape and dtype, and keeps nothing: what it
+// accepts, load_decoder accepts where memory suffices. Errors: as load_decoder.
+enum class TensorParts { all, without_embedding_and_head };
+Status check_tensors(TensorSource& source, const ModelConfig& config, TensorParts parts = TensorParts::all);
+
 // What a sequence of this model carries.
 StateShape state_shape_of(const ModelConfig& config);
 

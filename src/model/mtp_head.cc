@@ -3,16 +3,34 @@
 #include "base/check.h"
 
 namespace tandem {
+namespace {
+
+// One more layer of the full-attention kind.
+ModelConfig trunk_config(const ModelConfig& target) {
+  ModelConfig config = target;
+  config.n_layers = 1;
+  config.layer_kinds = {LayerKind::full_attention};
+  config.moe_layers = {target.moe()};
+  return config;
+}
+
+// Gains of the norms before fc: the embedding's, then the hidden state's.
+Result<std::vector<float>> input_gains(CheckpointSource& source, int d) {
+  TD_ASSIGN_OR_RETURN(std::vector<float> gains, source.shifted_gain("pre_fc_norm_embedding.weight", d));
+  TD_ASSIGN_OR_RETURN(const std::vector<float> of_hidden,
+                      source.shifted_gain("pre_fc_norm_hidden.weight", d));
+  gains.insert(gains.end(), of_hidden.begin(), of_hidden.end());
+  return gains;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
                                                const ModelConfig& target_config, Decoder& target,
                                                const DecoderLimits& limits, const MtpOptions& options) {
   Backend& backend = target.backend();
   TD_ASSIGN_OR_RETURN(CheckpointSource source, target_source.mtp_head());
-  ModelConfig config = target_config;
-  config.n_layers = 1;
-  config.layer_kinds = {LayerKind::full_attention};
-  config.moe_layers = {target_config.moe()};
+  const ModelConfig config = trunk_config(target_config);
   std::unique_ptr<MtpHead> head(new MtpHead(target, options));
   TD_ASSIGN_OR_RETURN(head->trunk_, load_decoder(source, config, backend, limits, {},
                                                  {.embedding = target.embedding(), .head = target.head()}));
@@ -20,10 +38,7 @@ Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
   TD_ASSIGN_OR_RETURN(const SourceMatrix fc, source.matrix("fc", d, 2 * d));
   const RowRun run{&fc.matrix, 0, d};
   TD_ASSIGN_OR_RETURN(head->fc_, backend.pack({.name = "mtp.fc", .rows = {&run, 1}}));
-  TD_ASSIGN_OR_RETURN(std::vector<float> gains, source.shifted_gain("pre_fc_norm_embedding.weight", d));
-  TD_ASSIGN_OR_RETURN(const std::vector<float> of_hidden,
-                      source.shifted_gain("pre_fc_norm_hidden.weight", d));
-  gains.insert(gains.end(), of_hidden.begin(), of_hidden.end());
+  TD_ASSIGN_OR_RETURN(const std::vector<float> gains, input_gains(source, d));
   TD_ASSIGN_OR_RETURN(head->vectors_,
                       backend.allocate(gains.size() * sizeof(float), "norms of the MTP head"));
   backend.copy_in(head->vectors_.data(), std::as_bytes(std::span(gains)));
@@ -38,6 +53,16 @@ Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
   const Weight* weights[] = {head->fc_.get()};
   TD_RETURN_IF_ERROR(backend.reserve({.max_rows = limits.max_rows, .weights = weights}));
   return head;
+}
+
+Status MtpHead::check(const CheckpointSource& target_source, const ModelConfig& target_config) {
+  TD_ASSIGN_OR_RETURN(CheckpointSource source, target_source.mtp_head());
+  const int d = target_config.d_model;
+  TD_RETURN_IF_ERROR(
+      check_tensors(source, trunk_config(target_config), TensorParts::without_embedding_and_head));
+  if (const auto fc = source.matrix("fc", d, 2 * d); !fc.ok()) return fc.error();
+  if (const auto gains = input_gains(source, d); !gains.ok()) return gains.error();
+  return {};
 }
 
 void MtpHead::hidden_of_target(View residual, MutView y) {

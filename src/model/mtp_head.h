@@ -46,6 +46,9 @@ class MtpHead {
   // Bytes of weights that one row reads, the head included.
   size_t weight_bytes() const { return trunk_->weight_bytes(1) + fc_->bytes(); }
 
+  // Looks for every tensor that load() would take, with its shape and dtype. Errors: as load().
+  static Status check(const CheckpointSource& target_source, const ModelConfig& target_config);
+
  private:
   MtpHead(Decoder& target, const MtpOptions& options) : target_(&target), options_(options) {}
 

@@ -38,7 +38,7 @@ Error not_finite(std::span<const float> x) {
   const auto at = std::find_if(x.begin(), x.end(), [](float v) { return !std::isfinite(v); });
   return Error{fmt::format(
       "logits: token {} of {} is {}, want finite numbers; the model's weights or its state are damaged "
-      "(`tandem inspect` looks for NaN weights)",
+      "(`tandem inspect --check` names tensors that are not finite)",
       at - x.begin(), x.size(), *at)};
 }
 

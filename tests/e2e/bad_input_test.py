@@ -112,22 +112,69 @@ class Tensors(Case):
 
         self.refuse(self.edit_header(relabel), "model.layers.0.mlp.up_proj.weight", "I32")
 
-    def test_values_that_are_no_numbers_are_warned_of_by_name(self):
+    def test_quantize_refuses_what_could_not_be_loaded(self):
+        name = "model.layers.1.mlp.down_proj.weight"
+        changes = {
+            "missing": lambda header: header.pop(name),
+            "transposed": lambda header: header[name].update(shape=header[name]["shape"][::-1]),
+            "no float": lambda header: header[name].update(dtype="I32"),
+        }
+        for what, change in changes.items():
+            with self.subTest(what=what):
+                model = self.edit_header(change)
+                self.expect_error(tandem("quantize", "--model", model, "--output", self.tmp / "out"), 1, name)
+                shutil.rmtree(model)
         model = self.copy()
-        path = model / "model.safetensors"
-        header, data = read_safetensors(path)
-        name = "model.layers.0.mlp.up_proj.weight"
+        for fields, word in (({"vocab_size": 1024}, "embed_tokens"), ({"num_hidden_layers": 5}, "layer")):
+            with self.subTest(fields=fields):
+                shutil.copy(TINY / "config.json", model)
+                self.edit_config(model, **fields)
+                self.expect_error(tandem("quantize", "--model", model, "--output", self.tmp / "out"), 1, word)
+        shutil.copy(TINY / "config.json", model)
+        (model / "tokenizer.json").write_text("garbage")
+        self.expect_error(tandem("quantize", "--model", model, "--output", self.tmp / "out"), 1, "tokenizer.json")
+        self.assertEqual([p.name for p in self.tmp.iterdir() if p.name.startswith("out")], [])
+
+    def damage(self, source, name, value):
+        """A copy of a model whose tensor `name` begins with the bytes `value`."""
+        model = self.tmp / "damaged"
+        shutil.rmtree(model, ignore_errors=True)
+        shutil.copytree(source, model)
+        header, data = read_safetensors(model / "model.safetensors")
         begin, _ = header[name]["data_offsets"]
-        write_safetensors(path, header, data[:begin] + struct.pack("<f", float("nan")) + data[begin + 4 :])
+        write_safetensors(model / "model.safetensors", header, data[:begin] + value + data[begin + len(value) :])
+        return model
+
+    def test_one_bad_row_of_the_embedding_spoils_no_score_in_silence(self):
+        """The logit of one token is NaN or infinite; those of the tokens scored are sound."""
+        for value in (b"\xc0\x7f", b"\x80\x7f", b"\x80\xff"):
+            with self.subTest(value=value):
+                model = self.damage(DEMO, "language_model.model.embed_tokens.scales", value)
+                run = tandem("score", "--model", model, "--prompt", "hello world", "--json")
+                self.expect_error(run, 1, "not finite", "inspect --check")
+                self.assertEqual(run.out, "")
+
+    def test_the_head_for_multi_token_prediction_is_checked_too(self):
+        name = "language_model.mtp.layers.0.mlp.down_proj.scales"
+        self.expect_error(tandem("inspect", "--model", self.damage(DEMO, name, b"\xc0\x7f"), "--check"), 1, name)
+        model = self.tmp / "damaged"
+        header, data = read_safetensors(DEMO / "model.safetensors")
+        header["something.else"] = header.pop(name)
+        write_safetensors(model / "model.safetensors", header, data)
+        (model / "model.safetensors.index.json").unlink()
+        self.expect_error(tandem("inspect", "--model", model, "--check"), 1, "mtp.layers.0.mlp.down_proj")
+
+    def test_values_that_are_no_numbers_are_named(self):
+        name = "model.layers.0.mlp.up_proj.weight"
+        model = self.damage(TINY, name, struct.pack("<f", float("nan")))
         run = tandem("inspect", "--model", model, "--check")
-        self.assertEqual(run.code, 0, run)
-        self.assertIn(name, run.out)
+        self.expect_error(run, 1, name, "not finite")
         run = tandem("generate", "--model", model, "--prompt-tokens", "1,2", "--max-tokens", "2")
         self.assertIn("warning: ", run.err)
         self.assertIn(name, run.err)
         self.assertEqual(run.code, 1, "no token can be chosen from such logits")
         run = tandem("score", "--model", model, "--prompt-tokens", "1,2", "--json")
-        self.expect_error(run, 1, "not a number")
+        self.expect_error(run, 1, "not finite")
 
 
 class Config(Case):
