@@ -289,14 +289,26 @@ std::span<float> Decoder::logits(int first, int n) {
   TD_CHECK(first >= 0 && n > 0 && first + n <= residual_.rows && n <= limits_.max_logit_rows,
            "logits of rows %d + %d of %d, at most %d", first, n, residual_.rows, limits_.max_logit_rows);
   hidden_ = hidden_all_.row_range(0, n);
-  const MutView out = logits_all_.row_range(0, n);
-  backend_->head({.x = residual_.row_range(first, n),
+  return run_head(residual_.row_range(first, n));
+}
+
+std::span<float> Decoder::logits(std::span<const int32_t> rows) {
+  const int n = int(rows.size());
+  TD_CHECK(n > 0 && n <= limits_.max_logit_rows, "logits of %d rows, at most %d", n, limits_.max_logit_rows);
+  hidden_ = hidden_all_.row_range(0, n);
+  backend_->copy_rows(residual_, rows, hidden_);
+  return run_head(hidden_);
+}
+
+std::span<float> Decoder::run_head(View x) {
+  const MutView out = logits_all_.row_range(0, x.rows);
+  backend_->head({.x = x,
                   .gain = weights_.final_gain,
                   .eps = shape_.norm_eps,
                   .weight = weights_.head.get(),
                   .hidden = hidden_,
                   .logits = out});
-  const size_t count = size_t(n) * size_t(shape_.n_vocab);
+  const size_t count = size_t(x.rows) * size_t(shape_.n_vocab);
   if (backend_->memory_is_host()) return {static_cast<float*>(out.data), count};
   const auto copy = std::span(logits_copy_).first(count);
   backend_->copy_out(std::as_writable_bytes(copy), static_cast<const std::byte*>(out.data));

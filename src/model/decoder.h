@@ -102,10 +102,14 @@ class Decoder {
   Status tap_layers(std::span<const int> layers);
   // [rows of the last forward, layers x d_model], in the order of tap_layers.
   View features() const { return features_; }
+  int features_all_cols() const { return features_all_.cols; }
 
   // Logits of rows [first, first + n) of the last forward, [n, n_vocab], n <= max_logit_rows. The caller may
   // edit them; they last until the next forward() or logits().
   std::span<float> logits(int first, int n);
+
+  // The same for any rows of the last forward, [rows.size(), n_vocab].
+  std::span<float> logits(std::span<const int32_t> rows);
 
   // The residual stream after the last layer, [rows of the last forward, d_model]; layer outputs and normed
   // hidden rows as well, for tests and tools: forward() calls `observer` (if set) after the embedding (0) and
@@ -138,6 +142,8 @@ class Decoder {
   Decoder(Backend& backend, DecoderShape shape, DecoderWeights weights, const DecoderLimits& limits)
       : backend_(&backend), shape_(std::move(shape)), weights_(std::move(weights)), limits_(limits) {}
   Status allocate();
+  // Norm and head of rows x into hidden_ (which may be x) and the logits.
+  std::span<float> run_head(View x);
   void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool);
   void run_layers(const Step& step, const StatePool& pool);
   void mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);

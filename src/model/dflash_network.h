@@ -38,7 +38,9 @@ class DflashNetwork {
   void forward_block(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
     trunk_->forward(step, ids, pool);
   }
-  std::span<float> logits(int first, int n) { return trunk_->logits(first, n); }
+  int max_rows() const { return trunk_->limits().max_rows; }
+  // Logits of rows of the last block, at most the limits' max_logit_rows.
+  std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
   View hidden() const { return trunk_->hidden(); }
   // Bytes of weights that a block reads, the head included, and that ingesting reads.
   size_t block_bytes() const { return trunk_->weight_bytes(1); }

@@ -65,12 +65,10 @@ Status MtpHead::check(const CheckpointSource& target_source, const ModelConfig& 
   return {};
 }
 
-void MtpHead::hidden_of_target(View residual, MutView y) {
-  if (options_.input_after_norm) {
-    target_->backend().rms_norm(residual, target_->final_gain(), target_->shape().norm_eps, y);
-  } else {
-    target_->backend().copy_rows(residual, {}, y);
-  }
+void MtpHead::hidden_of_target(std::span<const int32_t> rows, MutView y) {
+  Backend& backend = target_->backend();
+  backend.copy_rows(target_->residual(), rows, y);
+  if (options_.input_after_norm) backend.rms_norm(y, target_->final_gain(), target_->shape().norm_eps, y);
 }
 
 void MtpHead::forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool) {
@@ -87,10 +85,11 @@ void MtpHead::forward(const Step& step, std::span<const TokenId> ids, View hidde
   trunk_->forward_rows(step, pool);
 }
 
-View MtpHead::chain_hidden(int first, int n) const {
-  if (options_.chain_after_norm) return trunk_->hidden();
-  const View all = trunk_->residual();
-  return MutView{const_cast<void*>(all.data), all.dtype, all.rows, all.cols, all.stride}.row_range(first, n);
+void MtpHead::chain_hidden(std::span<const int32_t> rows, std::span<const int32_t> which, MutView y) {
+  if (options_.chain_after_norm) return target_->backend().copy_rows(trunk_->hidden(), which, y);
+  picked_.clear();
+  for (const int32_t i : which) picked_.push_back(rows[size_t(i)]);
+  target_->backend().copy_rows(trunk_->residual(), picked_, y);
 }
 
 }  // namespace tandem

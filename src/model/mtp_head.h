@@ -35,14 +35,18 @@ class MtpHead {
   int d_model() const { return trunk_->shape().d_model; }
   const MtpOptions& options() const { return options_; }
 
-  // A row of the target's residual stream -> h as the head wants it. y [rows, d_model].
-  void hidden_of_target(View residual, MutView y);
+  int max_rows() const { return trunk_->limits().max_rows; }
+  int max_logit_rows() const { return trunk_->limits().max_logit_rows; }
+
+  // Rows of the target's last forward -> h as the head wants it. y [rows, d_model].
+  void hidden_of_target(std::span<const int32_t> rows, MutView y);
   // Runs rows of `step`: ids[r] = x_{t+1}, hidden row r = h_t.
   void forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool);
-  // Logits of rows [first, first + n) of the last forward, n <= limits.max_logit_rows.
-  std::span<float> logits(int first, int n) { return trunk_->logits(first, n); }
-  // h for the next row of the chain, of the rows of the last logits() call (which began at row `first`).
-  View chain_hidden(int first, int n) const;
+  // Logits of rows of the last forward, at most max_logit_rows.
+  std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
+  // h for the next rows of the chains: of the rows that `which` names among `rows`, those of the last
+  // logits() call.
+  void chain_hidden(std::span<const int32_t> rows, std::span<const int32_t> which, MutView y);
   // Bytes of weights that one row reads, the head included.
   size_t weight_bytes() const { return trunk_->weight_bytes(1) + fc_->bytes(); }
 
@@ -59,6 +63,7 @@ class MtpHead {
   DeviceBuffer vectors_;
   View embedding_gain_, hidden_gain_;
   DeviceBuffer scratch_;
+  std::vector<int32_t> picked_;
   MutView both_all_, embedded_all_;  // [max_rows, 2 d_model], [max_rows, d_model]
 };
 

@@ -2,6 +2,8 @@
 // spec.safetensors, on the bf16 original (hidden states of transformers, drafters in fp32).
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "golden/golden_check.h"
 #include "golden/golden_file.h"
 #include "golden/model_under_test.h"
@@ -61,7 +63,9 @@ TEST_F(DrafterGolden, DflashBlockFollowsTheContext) {
     ok_or_throw(state.begin_verify(int(block.size())));
     seq = state.rows(0);
     network->forward_block({.n_rows = int(block.size()), .seqs = {&seq, 1}}, block, pool);
-    const std::span<const float> logits = network->logits(0, int(block.size()));
+    std::vector<int32_t> rows(block.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    const std::span<const float> logits = network->logits(rows);
     const GoldenError of_logits =
         compare(logits.subspan(size_t(model_.n_vocab())), golden_.floats(p + ".draft_logits"));
     EXPECT_LE(of_logits.relative(), kBound);
@@ -92,10 +96,14 @@ TEST_F(DrafterGolden, MtpChainFollowsTheTargetsStates) {
       const SeqStep seq = state.rows(0);
       head->forward({.n_rows = rows, .seqs = {&seq, 1}}, tokens, hidden, pool);
       state.commit(rows);
-      const std::span<const float> logits = head->logits(rows - 1, 1);
+      const int32_t last = rows - 1, first = 0;
+      const std::span<const float> logits = head->logits({&last, 1});
       EXPECT_LE(compare(logits, std::span(want_logits).subspan(i * v, v)).relative(), kBound)
           << p << " step " << i;
-      const std::vector<float> next = floats(head->chain_hidden(rows - 1, 1));
+      DeviceBuffer next_memory;
+      const MutView next_row = upload(next_memory, std::vector<float>(384), 384);
+      head->chain_hidden({&last, 1}, {&first, 1}, next_row);
+      const std::vector<float> next = floats(next_row);
       EXPECT_LE(compare(next, std::span(want_hidden).subspan(i * 384, 384)).relative(), kBound)
           << p << " step " << i;
       tokens = {argmax(logits)};

@@ -1,0 +1,110 @@
+#include "speculate/dflash_drafter.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace tandem {
+
+Result<std::unique_ptr<DflashDrafter>> DflashDrafter::create(std::unique_ptr<DflashNetwork> network,
+                                                             Decoder& target, const DraftLimits& limits) {
+  TD_RETURN_IF_ERROR(target.tap_layers(network->config().target_layers));
+  const int block = network->config().block_size;
+  TD_ASSIGN_OR_RETURN(StatePool pool,
+                      StatePool::create(target.backend(), network->state_shape(),
+                                        {.max_sequences = limits.max_sequences,
+                                         .max_positions = limits.max_positions + limits.max_sequences * block,
+                                         .tape_rows = kMaxDecodeRows}));
+  std::unique_ptr<DflashDrafter> drafter(
+      new DflashDrafter(std::move(network), target, std::move(pool), limits));
+  const int rows = target.limits().max_rows, cols = target.features_all_cols();
+  TD_ASSIGN_OR_RETURN(
+      drafter->gathered_memory_,
+      target.backend().allocate(size_t(rows) * size_t(cols) * sizeof(float), "states for the drafter"));
+  drafter->gathered_ = drafter->gathered_memory_.view(DType::f32, rows, cols);
+  return drafter;
+}
+
+DflashDrafter::DflashDrafter(std::unique_ptr<DflashNetwork> network, Decoder& target, StatePool pool,
+                             const DraftLimits& limits)
+    : network_(std::move(network)),
+      target_(&target),
+      pool_(std::move(pool)),
+      choice_(target.shape().n_vocab, limits.max_sequences),
+      states_(size_t(limits.max_sequences)) {}
+
+int DflashDrafter::max_draft() const { return std::min(kMaxDraft, network_->config().n_drafts()); }
+
+Status DflashDrafter::begin(int slot, const DraftedSequence& sequence) {
+  TD_ASSIGN_OR_RETURN(SequenceState state, SequenceState::create(pool_));
+  states_[size_t(slot)] = std::move(state);
+  choice_.begin(slot, sequence);
+  return {};
+}
+
+void DflashDrafter::observe(std::span<const Observation> steps) {
+  rows_.clear();
+  seqs_.clear();
+  for (const Observation& o : steps) {
+    SequenceState& state = *states_[size_t(o.slot)];
+    TD_CHECK(state.length() == o.start, "slot %d: positions from %d on, the drafter has %d", o.slot, o.start,
+             state.length());
+    if (o.rows.empty()) continue;
+    const Status room = state.begin_prefill(int(o.rows.size()));
+    TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
+    seqs_.push_back(state.rows(int(rows_.size())));
+    rows_.insert(rows_.end(), o.rows.begin(), o.rows.end());
+  }
+  if (rows_.empty()) return;
+  const int n = int(rows_.size());
+  const MutView features = gathered_.row_range(0, n);
+  target_->backend().copy_rows(target_->features(), rows_, features);
+  network_->ingest({.path = Path::prefill, .n_rows = n, .seqs = seqs_}, features, pool_);
+  for (const Observation& o : steps) {
+    if (!o.rows.empty()) states_[size_t(o.slot)]->end_prefill();
+  }
+}
+
+void DflashDrafter::propose(std::span<const DraftRequest> requests) {
+  const auto most = size_t(std::max(1, network_->max_rows() / network_->config().block_size));
+  for (size_t i = 0; i < requests.size(); i += most) {
+    draft_blocks(requests.subspan(i, std::min(most, requests.size() - i)));
+  }
+}
+
+void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
+  const DrafterConfig& config = network_->config();
+  seqs_.clear();
+  ids_.clear();
+  drafting_.clear();
+  for (const DraftRequest& r : requests) {
+    SequenceState& state = *states_[size_t(r.slot)];
+    TD_CHECK(state.length() + 1 == int(r.text.size()), "slot %d: %zu tokens, %d observed", r.slot,
+             r.text.size(), state.length());
+    // Beyond the positions it was made for the drafter has nothing to say.
+    if (state.length() + config.block_size > network_->max_positions()) continue;
+    if (!state.begin_verify(config.block_size).ok()) continue;
+    seqs_.push_back(state.rows(int(ids_.size())));
+    ids_.push_back(r.text.back());
+    ids_.insert(ids_.end(), size_t(config.block_size - 1), config.mask_id);
+    drafting_.push_back(&r);
+  }
+  if (drafting_.empty()) return;
+  network_->forward_block({.n_rows = int(ids_.size()), .seqs = seqs_}, ids_, pool_);
+  const int first_slot = config.sample_from_anchor ? 0 : 1;
+  for (size_t i = 0; i < drafting_.size(); ++i) {
+    const DraftRequest& r = *drafting_[i];
+    states_[size_t(r.slot)]->commit(0);  // a block's keys are not context
+    const int n = std::min(r.max, max_draft());
+    rows_.resize(size_t(n));
+    for (int j = 0; j < n; ++j) rows_[size_t(j)] = int32_t(int(i) * config.block_size + first_slot + j);
+    const std::span<float> logits = network_->logits(rows_);
+    const size_t n_vocab = logits.size() / size_t(n);
+    for (int j = 0; j < n; ++j) {
+      const auto position = uint32_t(r.text.size()) + uint32_t(j);
+      if (!choice_.append(r.slot, logits.subspan(size_t(j) * n_vocab, n_vocab), position, *r.draft)) break;
+    }
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,52 @@
+// Drafts by a DFlash block-diffusion network: all tokens of a draft in one pass, from hidden states of the
+// target.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "model/dflash_network.h"
+#include "speculate/draft_choice.h"
+#include "speculate/drafter.h"
+
+namespace tandem {
+
+struct DraftLimits {
+  int max_sequences = 1;
+  int max_positions = 0;  // of all sequences together
+};
+
+class DflashDrafter final : public Drafter {
+ public:
+  // Takes the network; taps the target's layers. Errors: memory.
+  static Result<std::unique_ptr<DflashDrafter>> create(std::unique_ptr<DflashNetwork> network,
+                                                       Decoder& target, const DraftLimits& limits);
+
+  std::string_view name() const override { return "dflash"; }
+  DraftCost cost() const override { return DraftCost::block; }
+  int max_draft() const override;
+  Status begin(int slot, const DraftedSequence& sequence) override;
+  void end(int slot) override { states_[size_t(slot)].reset(); }
+  void observe(std::span<const Observation> steps) override;
+  void propose(std::span<const DraftRequest> requests) override;
+
+ private:
+  DflashDrafter(std::unique_ptr<DflashNetwork> network, Decoder& target, StatePool pool,
+                const DraftLimits& limits);
+  void draft_blocks(std::span<const DraftRequest> requests);
+
+  std::unique_ptr<DflashNetwork> network_;
+  Decoder* target_;
+  StatePool pool_;
+  DraftChoice choice_;
+  std::vector<std::optional<SequenceState>> states_;
+  DeviceBuffer gathered_memory_;
+  MutView gathered_;  // [max_rows, features]
+  std::vector<int32_t> rows_;
+  std::vector<SeqStep> seqs_;
+  std::vector<TokenId> ids_;
+  std::vector<const DraftRequest*> drafting_;
+};
+
+}  // namespace tandem

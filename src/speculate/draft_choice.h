@@ -1,0 +1,34 @@
+// How drafters with a distribution choose their tokens.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "sample/sampler.h"
+#include "speculate/drafter.h"
+
+namespace tandem {
+
+// Greedy requests get the argmax; sampled ones a draw with the noise that the target will use for the same
+// position, so that equal distributions draw equal tokens. Penalties and masks are left to the target.
+class DraftChoice {
+ public:
+  DraftChoice(int n_vocab, int n_slots);
+
+  void begin(int slot, const DraftedSequence& sequence);
+  // Chooses the next token of the draft for absolute position `position` from `logits` [n_vocab] and appends
+  // it, with its distribution where the sequence wants it. False where the logits are no numbers or the draft
+  // is full.
+  bool append(int slot, std::span<float> logits, uint32_t position, Draft& draft);
+
+ private:
+  struct Sequence {
+    SamplingParams sampling;
+    bool wants_q = false;
+  };
+  Sampler sampler_;
+  TokenHistory nothing_said_;
+  std::vector<Sequence> sequences_;
+};
+
+}  // namespace tandem

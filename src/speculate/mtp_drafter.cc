@@ -1,0 +1,182 @@
+#include "speculate/mtp_drafter.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace tandem {
+
+Result<std::unique_ptr<MtpDrafter>> MtpDrafter::create(std::unique_ptr<MtpHead> head, Decoder& target,
+                                                       const DraftLimits& limits) {
+  TD_ASSIGN_OR_RETURN(
+      StatePool pool,
+      StatePool::create(target.backend(), head->state_shape(),
+                        {.max_sequences = limits.max_sequences,
+                         .max_positions = limits.max_positions + limits.max_sequences * kMaxDecodeRows,
+                         .tape_rows = kMaxDecodeRows}));
+  std::unique_ptr<MtpDrafter> drafter(new MtpDrafter(std::move(head), target, std::move(pool), limits));
+  TD_RETURN_IF_ERROR(drafter->allocate());
+  return drafter;
+}
+
+MtpDrafter::MtpDrafter(std::unique_ptr<MtpHead> head, Decoder& target, StatePool pool,
+                       const DraftLimits& limits)
+    : head_(std::move(head)),
+      target_(&target),
+      pool_(std::move(pool)),
+      choice_(target.shape().n_vocab, limits.max_sequences),
+      sequences_(size_t(limits.max_sequences)) {}
+
+Status MtpDrafter::allocate() {
+  const int rows = target_->limits().max_rows, d = head_->d_model();
+  const int n_waiting = int(sequences_.size()) * kMaxWaiting;
+  const size_t row_bytes = size_t(d) * sizeof(float);
+  TD_ASSIGN_OR_RETURN(memory_,
+                      target_->backend().allocate(size_t(n_waiting + 2 * rows + kMaxWaiting) * row_bytes,
+                                                  "hidden states for the MTP head"));
+  waiting_ = memory_.view(DType::f32, n_waiting, d);
+  hidden_ = memory_.view(DType::f32, rows + kMaxWaiting, d, size_t(n_waiting) * row_bytes);
+  chain_ = memory_.view(DType::f32, rows, d, size_t(n_waiting + rows + kMaxWaiting) * row_bytes);
+  return {};
+}
+
+Status MtpDrafter::begin(int slot, const DraftedSequence& sequence) {
+  TD_ASSIGN_OR_RETURN(SequenceState state, SequenceState::create(pool_));
+  Sequence& s = sequences_[size_t(slot)];
+  s.state = std::move(state);
+  s.n_waiting = 0;
+  choice_.begin(slot, sequence);
+  return {};
+}
+
+void MtpDrafter::observe(std::span<const Observation> steps) {
+  for (const Observation& o : steps) {
+    Sequence& s = sequences_[size_t(o.slot)];
+    const int n = int(o.rows.size()), total = s.n_waiting + n;
+    TD_CHECK(s.state->length() + s.n_waiting == o.start,
+             "slot %d: positions from %d on, the head has %d + %d", o.slot, o.start, s.state->length(),
+             s.n_waiting);
+    if (n == 0) continue;
+    if (total <= kMaxWaiting) {  // the next draft will take them along
+      head_->hidden_of_target(o.rows, waiting(o.slot, s.n_waiting, n));
+      s.n_waiting = total;
+      continue;
+    }
+    const MutView hidden = hidden_.row_range(0, total);
+    if (s.n_waiting > 0) {
+      target_->backend().copy_rows(waiting(o.slot, 0, s.n_waiting), {}, hidden.row_range(0, s.n_waiting));
+    }
+    head_->hidden_of_target(o.rows, hidden.row_range(s.n_waiting, n));
+    ingest(s, o, hidden);
+  }
+}
+
+// Feeds the rows whose next token is known: all, or all but the last of a prompt.
+void MtpDrafter::ingest(Sequence& s, const Observation& o, MutView hidden) {
+  const int start = s.state->length(), n = std::min(hidden.rows, int(o.text.size()) - 1 - start);
+  const Status room = s.state->begin_prefill(n);
+  TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
+  const SeqStep seq = s.state->rows(0);
+  head_->forward({.path = Path::prefill, .n_rows = n, .seqs = {&seq, 1}},
+                 o.text.subspan(size_t(start) + 1, size_t(n)), hidden.row_range(0, n), pool_);
+  s.state->end_prefill();
+  s.n_waiting = hidden.rows - n;
+  if (s.n_waiting > 0) {
+    target_->backend().copy_rows(hidden.row_range(n, s.n_waiting), {}, waiting(o.slot, 0, s.n_waiting));
+  }
+}
+
+void MtpDrafter::propose(std::span<const DraftRequest> requests) {
+  // As many sequences at a time as the head has rows for.
+  const auto most = size_t(std::max(1, head_->max_rows() / kMaxWaiting));
+  for (size_t i = 0; i < requests.size(); i += most) {
+    start_drafts(requests.subspan(i, std::min(most, requests.size() - i)));
+    for (int done = 1; !drafting_.empty(); ++done) continue_drafts(done);
+  }
+}
+
+// Feeds what waits, with the tokens that are known by now; the last row of each sequence makes its first
+// draft.
+void MtpDrafter::start_drafts(std::span<const DraftRequest> requests) {
+  seqs_.clear();
+  ids_.clear();
+  rows_.clear();
+  last_rows_.clear();
+  drafting_.clear();
+  for (const DraftRequest& r : requests) {
+    Sequence& s = sequences_[size_t(r.slot)];
+    const int n = s.n_waiting, start = s.state->length();
+    TD_CHECK(n > 0 && start + n + 1 == int(r.text.size()), "slot %d: %zu tokens, %d + %d observed", r.slot,
+             r.text.size(), start, n);
+    if (start + n + r.max > head_->max_positions() || !s.state->begin_prefill(n).ok()) continue;
+    seqs_.push_back(s.state->rows(int(ids_.size())));
+    const auto tokens = r.text.last(size_t(n));  // row t takes the token after position t
+    ids_.insert(ids_.end(), tokens.begin(), tokens.end());
+    for (int i = 0; i < n; ++i) rows_.push_back(r.slot * kMaxWaiting + i);
+    last_rows_.push_back(int32_t(ids_.size()) - 1);
+    drafting_.push_back(&r);
+  }
+  if (drafting_.empty()) return;
+  const int n = int(ids_.size());
+  target_->backend().copy_rows(waiting_, rows_, hidden_.row_range(0, n));
+  head_->forward({.path = Path::prefill, .n_rows = n, .seqs = seqs_}, ids_, hidden_.row_range(0, n), pool_);
+  for (const DraftRequest* r : drafting_) {
+    Sequence& s = sequences_[size_t(r->slot)];
+    s.state->end_prefill();
+    s.n_waiting = 0;
+  }
+  append_tokens(last_rows_);
+}
+
+// One more token for every sequence that still drafts, from the head's own hidden states.
+void MtpDrafter::continue_drafts(int done) {
+  seqs_.clear();
+  ids_.clear();
+  for (const DraftRequest* r : drafting_) {
+    SequenceState& state = *sequences_[size_t(r->slot)].state;
+    const Status room = state.begin_verify(1);
+    TD_CHECK(room.ok(), "%s", room.error().message.c_str());
+    seqs_.push_back(state.rows(int(ids_.size())));
+    ids_.push_back(r->draft->tokens[size_t(done - 1)]);
+  }
+  const int n = int(ids_.size());
+  head_->forward({.n_rows = n, .seqs = seqs_}, ids_, chain_.row_range(0, n), pool_);
+  for (const DraftRequest* r : drafting_) sequences_[size_t(r->slot)].state->commit(1);
+  rows_.resize(size_t(n));
+  std::iota(rows_.begin(), rows_.end(), 0);
+  append_tokens(rows_);
+}
+
+// Chooses a token for each drafting sequence from its row of the last pass; keeps the states of those that go
+// on.
+void MtpDrafter::append_tokens(std::span<const int32_t> rows) {
+  going_on_.clear();
+  const auto most = size_t(head_->max_logit_rows());
+  for (size_t first = 0; first < rows.size(); first += most) {
+    const std::span<const int32_t> some = rows.subspan(first, std::min(most, rows.size() - first));
+    const std::span<float> logits = head_->logits(some);
+    const size_t n_vocab = logits.size() / some.size();
+    const int kept = int(going_on_.size());
+    chain_rows_.clear();
+    for (size_t i = 0; i < some.size(); ++i) {
+      const DraftRequest& r = *drafting_[first + i];
+      const auto position = uint32_t(r.text.size()) + uint32_t(r.draft->n);
+      const bool good = choice_.append(r.slot, logits.subspan(i * n_vocab, n_vocab), position, *r.draft);
+      if (good && r.draft->n < std::min(r.max, kMaxDraft)) {
+        going_on_.push_back(&r);
+        chain_rows_.push_back(int32_t(i));
+      } else {
+        // Drafted rows hold guesses: the cache keeps committed positions only.
+        SequenceState& state = *sequences_[size_t(r.slot)].state;
+        state.truncate(int(r.text.size()) - 1);
+      }
+    }
+    if (!chain_rows_.empty()) {
+      head_->chain_hidden(some, chain_rows_, chain_.row_range(kept, int(chain_rows_.size())));
+    }
+  }
+  drafting_.swap(going_on_);
+}
+
+}  // namespace tandem
