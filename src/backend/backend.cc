@@ -15,6 +15,18 @@ void check_f32(View v, int rows, int cols, const char* what) {
            (long long)v.stride, int(v.dtype), rows, cols);
 }
 
+void check_tree(Path path, const SeqStep& seq) {
+  TD_CHECK(path == Path::decode && seq.parents.size() == size_t(seq.n_rows) && seq.parents[0] == -1,
+           "a tree of %zu parents, the first %d, for %d rows of path %d", seq.parents.size(), seq.parents[0],
+           seq.n_rows, int(path));
+  for (int i = 1; i < seq.n_rows; ++i) {
+    int above = i - 1;  // up from the row before, to the one that this row follows
+    while (above > 0 && above != seq.parents[size_t(i)]) above = seq.parents[size_t(above)];
+    TD_CHECK(above == seq.parents[size_t(i)], "row %d of a tree follows row %d: not in depth-first order", i,
+             seq.parents[size_t(i)]);
+  }
+}
+
 void check_step(const Step& step) {
   int rows = 0;
   for (const SeqStep& seq : step.seqs) {
@@ -25,6 +37,7 @@ void check_step(const Step& step) {
     TD_CHECK(step.path == Path::decode || seq.pending.empty(), "%zu pending tape rows in a prefill step",
              seq.pending.size());
     TD_CHECK(seq.start > 0 || seq.pending.empty(), "%zu pending tape rows at position 0", seq.pending.size());
+    if (!seq.parents.empty()) check_tree(step.path, seq);
     rows += seq.n_rows;
   }
   TD_CHECK(rows == step.n_rows, "sequences have %d rows, the step %d", rows, step.n_rows);
@@ -135,7 +148,21 @@ void Backend::attention(const Step& step, const Attention& a) {
   if (!a.gate.empty()) check_f32(a.gate, step.n_rows, a.shape.q_dim(), "attention gate");
   TD_CHECK(a.shape.n_heads % a.shape.n_kv_heads == 0, "%d heads over %d KV heads", a.shape.n_heads,
            a.shape.n_kv_heads);
+  for (const SeqStep& seq : step.seqs) {
+    TD_CHECK(!a.bidirectional || seq.parents.empty(), "bidirectional attention over a tree of %d rows",
+             seq.n_rows);
+  }
   do_attention(step, a);
+}
+
+void Backend::move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
+                      std::span<const uint8_t> rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int above = i == 0 ? -1 : rows[i - 1];
+    TD_CHECK(rows[i] < seq.n_rows && seq.parent(rows[i]) == above, "row %d of %d is not below row %d",
+             rows[i], seq.n_rows, above);
+  }
+  do_move_kv(seq, shape, cache, rows);
 }
 
 void Backend::delta_conv(const Step& step, const DeltaConv& a) {

@@ -33,9 +33,9 @@ namespace tandem {
 // Causal convolution and gates of a Gated DeltaNet layer, for the rows of a step:
 //   m = projection[:, 0:conv_dim];  u = silu(sum_t conv_weight[c][t] * window[t][c]), window = last 3 inputs,
 //   then m beta = sigmoid(b);  log_decay = -exp(a_log) * softplus(a + dt_bias), both per value head
-// Decode: first folds the pending tape rows into conv, reads the window across conv and this step's rows,
-// records m on the other tape. Prefill: advances conv in place; a sequence that starts at position 0 sees
-// zeros whatever conv holds.
+// Decode: first folds the pending tape rows into conv, reads the window across conv and the rows that this
+// one follows, records m on the other tape. Prefill: advances conv in place; a sequence that starts at
+// position 0 sees zeros whatever conv holds.
 struct DeltaConv {
   DeltaShape shape;
   View projection;   // [rows, projection_dim]: [q k v | z | b | a]
@@ -51,8 +51,9 @@ struct DeltaConv {
 // The gated delta rule per value head, S [d_v, d_k] (gated delta networks, recurrent form):
 //   k <- k rsqrt(sum k^2 + 1e-6);  q <- q rsqrt(sum q^2 + 1e-6) d_k^-0.5;  g = exp(log_decay)
 //   S <- g S;  delta = beta (v - S k);  S <- S + delta k^T;  y = S q
-// Decode: folds pending tape rows into S with the same arithmetic and stores S, then runs the rows on a copy
-// in registers and records g, k, delta on the other tape: S itself stands at the last fold. Prefill: chunked
+// Decode: folds pending tape rows into S with the same arithmetic and stores S, then runs each row on a copy
+// of what the row it follows left, and records g, k, delta on the other tape: S itself stands at the last
+// fold. Prefill: chunked
 // form (triangular solve), S advanced in place; a sequence that starts at position 0 starts from S = 0
 // whatever the slot holds.
 struct DeltaStep {
@@ -86,18 +87,18 @@ struct Attention {
   View q;          // [rows, q_dim], after AttentionPrep
   View gate = {};  // [rows, q_dim] before the sigmoid, or empty
   float scale = 0;
-  bool bidirectional = false;  // a row also sees the rows of its sequence after it (block drafters)
+  bool bidirectional = false;  // a row also sees the rows of its sequence after it (block drafters); no trees
   int window = 0;              // > 0: only positions less than this far away
   KvLayer cache;
   MutView out;  // [rows, q_dim]
 };
 
-// Positions [first, end) that row t of `seq` attends to.
+// Positions [first, end) that row t of `seq` attends to: in a tree, of its prefix and its own path.
 struct KeyRange {
   int first = 0, end = 0;
 };
 inline KeyRange key_range(const Attention& a, const SeqStep& seq, int t) {
-  const int position = seq.start + t;
+  const int position = seq.start + seq.depth(t);
   KeyRange keys{0, a.bidirectional ? seq.start + seq.n_rows : position + 1};
   if (a.window > 0) {
     keys.first = std::max(0, position - a.window + 1);
@@ -255,6 +256,10 @@ class Backend {
   void rope_angles(const Step& step, View frequencies, float m, MutView angles);
   void attention_prep(const Step& step, const AttentionPrep& args);
   void attention(const Step& step, const Attention& args);
+  // After a step with `seq`: the keys and values of `rows`, a path of it from row 0 down, go to where a chain
+  // has them, positions start, start + 1, .., as stored. What lay there and is not of the path is lost.
+  void move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
+               std::span<const uint8_t> rows);
   void delta_conv(const Step& step, const DeltaConv& args);
   void delta_step(const Step& step, const DeltaStep& args);
   // Folds pending tape rows into S and conv of every sequence of the step (rows are ignored): for export and
@@ -287,6 +292,8 @@ class Backend {
   virtual void do_rope_angles(const Step& step, View frequencies, float m, MutView angles) = 0;
   virtual void do_attention_prep(const Step& step, const AttentionPrep& args) = 0;
   virtual void do_attention(const Step& step, const Attention& args) = 0;
+  virtual void do_move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
+                          std::span<const uint8_t> rows) = 0;
   virtual void do_delta_conv(const Step& step, const DeltaConv& args) = 0;
   virtual void do_delta_step(const Step& step, const DeltaStep& args) = 0;
   virtual void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) = 0;

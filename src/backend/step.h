@@ -18,10 +18,16 @@ constexpr int kConvTaps = 4;        // of the causal convolution in a Gated Delt
 enum class Path : uint8_t { decode, prefill };
 
 // The rows [first_row, first_row + n_rows) of a step: consecutive tokens of one sequence from position
-// `start` on.
+// `start` on, or (decode only) a tree of drafts whose root has position `start`.
 struct SeqStep {
   int first_row = 0, n_rows = 0;
   int start = 0;
+  // A tree: for each row the row of this sequence that it follows, -1 for row 0 and no other; rows in
+  // depth-first order, so that a row follows the one before it or an ancestor of that. Empty: a chain, every
+  // row follows the one before it. A row sees its prefix and its ancestors alone and has the bits of the same
+  // path decoded as a chain. Keys and values lie by row, not by position: row i's at start + i
+  // (Backend::move_kv).
+  std::span<const int8_t> parents = {};
   // Recurrent state: its slot; which of its two tapes (0, 1) holds rows that are committed but not folded
   // into the state yet, and the indices of those rows in order. A decode step folds them, then writes its own
   // rows to the other tape. A prefill step needs `pending` empty (Backend::fold_states first) and advances
@@ -32,6 +38,15 @@ struct SeqStep {
   std::span<const uint8_t> pending = {};
   // Page ids that hold positions 0 .. start + n_rows - 1, kPageTokens each.
   std::span<const int32_t> pages = {};
+
+  int parent(int row) const { return parents.empty() ? row - 1 : parents[size_t(row)]; }
+  // Rows from the root to `row`, without it: its position is start + depth(row).
+  int depth(int row) const {
+    if (parents.empty()) return row;
+    int n = 0;
+    for (int above = parents[size_t(row)]; above >= 0; above = parents[size_t(above)]) ++n;
+    return n;
+  }
 };
 
 struct Step {

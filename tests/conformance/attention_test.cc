@@ -64,8 +64,9 @@ class Attended {
   int length() const { return projections_.rows; }
 
   // Appends the rows; the result is the attention output of each.
-  Rows step(Path path, const Rows& projection) {
-    const SeqStep seq{.n_rows = projection.rows, .start = projections_.rows, .pages = page_ids_};
+  Rows step(Path path, const Rows& projection, const std::vector<int8_t>& parents = {}) {
+    const SeqStep seq{
+        .n_rows = projection.rows, .start = projections_.rows, .parents = parents, .pages = page_ids_};
     const Step step{.path = path, .n_rows = projection.rows, .seqs = {&seq, 1}};
     const OnDevice p(*backend_, projection, 5), angles(*backend_, projection.rows, shape_.heads.rotary_dims),
         f(*backend_, frequencies_), q_norm(*backend_, q_norm_), k_norm(*backend_, k_norm_),
@@ -93,6 +94,12 @@ class Attended {
     prepared_.append(p.read());
     projections_.append(projection);
     return out.read();
+  }
+
+  // Back to the first n positions.
+  void forget_after(int n) {
+    projections_ = projections_.slice(0, n);
+    prepared_ = prepared_.slice(0, n);
   }
 
   // What attention_prep left of the rows it was given: q prepared, gate, k and v as they were.
@@ -345,6 +352,31 @@ TEST_P(AttentionOps, OutputsDoNotDependOnHowRowsShareSteps) {
     for (int i = 0; i < m; ++i) plain.append(b.step(Path::decode, rows.slice(i, 1)));
     EXPECT_TRUE(same_bits(whole, cut));
     EXPECT_TRUE(same_bits(verified, plain));
+  });
+}
+
+// Around the edges of pages and of splits, where a path's keys lie on other pages than its positions.
+TEST_P(AttentionOps, RowsOfATreeEqualTheirPathsAsChains) {
+  for_cases(5, 26000, [&](Rng& rng) {
+    const Shape shape = random_shape(rng);
+    const int n = rng.uniform(2, 32), window = rng.pick({0, 0, 1, 20, 100});
+    const int first = rng.pick({1, 40, 63, 64, 120, 1000, 1022, 1024}) + rng.uniform(-1, 1);
+    const std::vector<int8_t> parents = random_tree(rng, n);
+    SCOPED_TRACE(shape.text() + ", " + std::to_string(first) + " rows, window " + std::to_string(window) +
+                 ", " + text(parents));
+    const Rows prompt = normal_rows(rng, first, shape.cols()), rows = normal_rows(rng, n, shape.cols());
+    Attended a(*backend_, shape, rng, first + n);
+    a.set_view(false, window);
+    if (first > 0) a.step(Path::prefill, prompt);
+    const Rows got = a.step(Path::decode, rows, parents), prepared = a.prepared().slice(first, n);
+    for (int row = 0; row < n; ++row) {
+      if (!is_leaf(parents, row) || (row + 1 < n && rng.uniform(0, 2) > 0)) continue;
+      const std::vector<int> path = path_to(parents, row);
+      a.forget_after(first);
+      ASSERT_TRUE(same_bits(a.step(Path::decode, rows.gather(path)), got.gather(path))) << "to row " << row;
+      ASSERT_TRUE(same_bits(a.prepared().slice(first, int(path.size())), prepared.gather(path)))
+          << "to row " << row;
+    }
   });
 }
 

@@ -2,143 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "conformance/delta_sequence.h"
 #include "conformance/estimate.h"
 #include "conformance/harness.h"
 
 namespace tandem::conformance {
 namespace {
-
-constexpr int kSlots = 3;
-
-std::string text(const DeltaShape& s) {
-  return std::to_string(s.n_k_heads) + "/" + std::to_string(s.n_v_heads) + " heads of " +
-         std::to_string(s.d_k) + "/" + std::to_string(s.d_v);
-}
-
-DeltaShape random_shape(Rng& rng) {
-  DeltaShape s;
-  s.n_k_heads = rng.uniform(1, 3);
-  s.n_v_heads = s.n_k_heads * rng.uniform(1, 3);
-  s.d_k = rng.pick({8, 16, 24, 32, 64, 96, 128});
-  s.d_v = rng.pick({8, 16, 24, 32, 64, 96, 128});
-  return s;
-}
-
-// Inputs of the delta rule for some tokens.
-struct Tokens {
-  Rows qkv, log_decay, beta;
-  int size() const { return qkv.rows; }
-  Tokens slice(int first, int n) const {
-    return {qkv.slice(first, n), log_decay.slice(first, n), beta.slice(first, n)};
-  }
-};
-
-Tokens random_tokens(Rng& rng, const DeltaShape& shape, int n, float mean_decay) {
-  Tokens t{normal_rows(rng, n, shape.conv_dim()), Rows(n, shape.n_v_heads), Rows(n, shape.n_v_heads)};
-  for (float& x : t.log_decay.v) x = -mean_decay * rng.real(0, 2);
-  for (float& x : t.beta.v) x = rng.real(0, 1);
-  return t;
-}
-
-// One sequence on one slot of a backend, in steps of the two operations.
-class DeltaSequence {
- public:
-  DeltaSequence(Backend& backend, const DeltaShape& shape, int tape_rows, int slot)
-      : backend_(&backend),
-        shape_(shape),
-        tape_rows_(tape_rows),
-        slot_(slot),
-        s_(backend, size_t(kSlots) * state_floats() * 4),
-        conv_(backend, size_t(kSlots) * 3 * shape.conv_dim() * 4),
-        tape_g_(backend, size_t(kSlots * 2 * tape_rows) * shape.n_v_heads * 4),
-        tape_k_(backend, size_t(kSlots * 2 * tape_rows) * shape.key_dim() * 4),
-        tape_delta_(backend, size_t(kSlots * 2 * tape_rows) * shape.value_dim() * 4),
-        tape_conv_(backend, size_t(kSlots * 2 * tape_rows) * shape.conv_dim() * 4) {
-    for (Memory* m : {&s_, &conv_, &tape_g_, &tape_k_, &tape_delta_, &tape_conv_}) {
-      m->write_floats(0, Rows(1, int(m->bytes() / 4), 1e20f));
-    }
-    EXPECT_TRUE(backend.reserve({.max_rows = 2048, .max_positions = 4096, .delta = shape}).ok());
-  }
-
-  // The delta rule over the tokens; y [tokens, value_dim].
-  Rows delta(Path path, const Tokens& t) {
-    const SeqStep seq = seq_step(t.size());
-    const OnDevice qkv(*backend_, t.qkv, 3), log_decay(*backend_, t.log_decay, 1), beta(*backend_, t.beta, 2),
-        y(*backend_, t.size(), shape_.value_dim(), 5);
-    backend_->delta_step(
-        {.path = path, .n_rows = t.size(), .seqs = {&seq, 1}},
-        {.shape = shape_, .qkv = qkv, .log_decay = log_decay, .beta = beta, .state = state(), .y = y});
-    return y.read();
-  }
-
-  // Convolution and gates of projection rows; weights as given.
-  Tokens conv(Path path, const Rows& projection, const Rows& weight, const Rows& a_log, const Rows& dt_bias) {
-    const int n = projection.rows;
-    const SeqStep seq = seq_step(n);
-    const OnDevice p(*backend_, projection, 2), w(*backend_, weight), a(*backend_, a_log),
-        dt(*backend_, dt_bias), qkv(*backend_, n, shape_.conv_dim(), 3),
-        log_decay(*backend_, n, shape_.n_v_heads, 1), beta(*backend_, n, shape_.n_v_heads);
-    backend_->delta_conv({.path = path, .n_rows = n, .seqs = {&seq, 1}}, {.shape = shape_,
-                                                                          .projection = p,
-                                                                          .conv_weight = w,
-                                                                          .a_log = a,
-                                                                          .dt_bias = dt,
-                                                                          .state = state(),
-                                                                          .qkv = qkv,
-                                                                          .log_decay = log_decay,
-                                                                          .beta = beta});
-    return {qkv.read(), log_decay.read(), beta.read()};
-  }
-
-  void prefilled(int n) { length_ += n; }
-  // After a decode step: keeps its first n rows.
-  void commit(int n) {
-    tape_ = 1 - tape_;
-    pending_.clear();
-    for (int i = 0; i < n; ++i) pending_.push_back(uint8_t(i));
-    length_ += n;
-  }
-  void flush() {
-    const SeqStep seq = seq_step(1);
-    backend_->fold_states({.path = Path::decode, .n_rows = 1, .seqs = {&seq, 1}}, shape_, state());
-    pending_.clear();
-  }
-
-  int length() const { return length_; }
-  // S of the slot [n_v_heads * d_v, d_k], its window [3, conv_dim], and row r of the tape last written.
-  Rows state_rows() const {
-    return s_.read_floats(size_t(slot_) * state_floats(), shape_.value_dim(), shape_.d_k);
-  }
-  Rows window() const {
-    return conv_.read_floats(size_t(slot_ * 3) * shape_.conv_dim(), 3, shape_.conv_dim());
-  }
-  Rows tape_keys(int n) const {
-    return tape_k_.read_floats(size_t((slot_ * 2 + tape_) * tape_rows_) * shape_.key_dim(), n,
-                               shape_.key_dim());
-  }
-
- private:
-  size_t state_floats() const { return size_t(shape_.value_dim()) * size_t(shape_.d_k); }
-  SeqStep seq_step(int n) const {
-    return {.n_rows = n, .start = length_, .slot = slot_, .tape = tape_, .pending = pending_};
-  }
-  DeltaState state() const {
-    return {.tape_rows = tape_rows_,
-            .s = s_.floats(),
-            .conv = conv_.floats(),
-            .tape_g = tape_g_.floats(),
-            .tape_k = tape_k_.floats(),
-            .tape_delta = tape_delta_.floats(),
-            .tape_conv = tape_conv_.floats()};
-  }
-
-  Backend* backend_;
-  DeltaShape shape_;
-  int tape_rows_, slot_;
-  Memory s_, conv_, tape_g_, tape_k_, tape_delta_, tape_conv_;
-  int length_ = 0, tape_ = 0;
-  std::vector<uint8_t> pending_;
-};
 
 // The recurrence in double, with how far fp32 may be off. In one row s of S, errors are carried on by
 // g (I - beta k k^T), which does not lengthen a vector (beta in [0, 1], |k| <= 1, g <= 1), so what each token
@@ -259,7 +128,7 @@ class Delta : public testing::TestWithParam<std::string> {
   // bounds, and the outputs together within the statistical ceilings.
   void check(Rng& rng, const DeltaShape& shape, const Tokens& t, int n_prefill) {
     const int tape_rows = rng.pick({8, 20, kMaxDecodeRows});
-    DeltaSequence seq(*backend_, shape, tape_rows, rng.uniform(0, kSlots - 1));
+    DeltaSequence seq(*backend_, shape, tape_rows, rng.uniform(0, kDeltaSlots - 1));
     DeltaEstimate exact(shape);
     RelativeL2 prefill, decode;
     while (seq.length() < n_prefill) {
@@ -297,7 +166,7 @@ class Delta : public testing::TestWithParam<std::string> {
 
 TEST_P(Delta, TheRuleMatchesTheRecurrenceInBothForms) {
   for_cases(10, 30000, [&](Rng& rng) {
-    const DeltaShape shape = random_shape(rng);
+    const DeltaShape shape = random_delta_shape(rng);
     const int n_prefill = rng.pick({0, 1, 63, 64, 65, 100, 130, 200}), n_decode = rng.uniform(1, 60);
     SCOPED_TRACE(text(shape) + ", " + std::to_string(n_prefill) + " + " + std::to_string(n_decode) +
                  " tokens");
@@ -328,7 +197,7 @@ TEST_P(Delta, ChunksStayAccurateWithCorrelatedKeysAndSlowDecay) {
 // Sums of decays in the thousands cost nothing: differences count.
 TEST_P(Delta, StrongDecayForgetsAndNothingOverflows) {
   for_cases(4, 32000, [&](Rng& rng) {
-    const DeltaShape shape = random_shape(rng);
+    const DeltaShape shape = random_delta_shape(rng);
     SCOPED_TRACE(text(shape));
     Tokens t = random_tokens(rng, shape, 150, 0.05f);
     const bool always = rng.uniform(0, 1) == 0;
@@ -363,7 +232,7 @@ TEST_P(Delta, NoDecayAndFullCorrectionReturnTheLastValueOfAKey) {
 // The eps is added to the sum of squares: a key of length 1e-3 comes out at 1 / sqrt(2) of unit length.
 TEST_P(Delta, SmallKeysAreNormalisedWithTheEpsOfTheSum) {
   for_cases(3, 34000, [&](Rng& rng) {
-    const DeltaShape shape = random_shape(rng);
+    const DeltaShape shape = random_delta_shape(rng);
     SCOPED_TRACE(text(shape));
     Tokens t = random_tokens(rng, shape, 6, 0.1f);
     for (int r = 0; r < t.size(); ++r) {
@@ -392,7 +261,7 @@ TEST_P(Delta, SmallKeysAreNormalisedWithTheEpsOfTheSum) {
 
 TEST_P(Delta, ConvolutionAndGatesMatchTheirFormulas) {
   for_cases(10, 35000, [&](Rng& rng) {
-    const DeltaShape shape = random_shape(rng);
+    const DeltaShape shape = random_delta_shape(rng);
     const int n_prefill = rng.pick({0, 1, 2, 3, 20, 64, 90}), tape_rows = rng.pick({4, 32});
     SCOPED_TRACE(text(shape) + ", prefill " + std::to_string(n_prefill));
     const int c_dim = shape.conv_dim(), n_heads = shape.n_v_heads, total = n_prefill + 40;
@@ -402,7 +271,7 @@ TEST_P(Delta, ConvolutionAndGatesMatchTheirFormulas) {
     for (int r = 0; r < total; ++r) {  // gates far out: softplus of -90 and of 90
       projection.at(r, shape.projection_dim() - 1 - rng.uniform(0, 2 * n_heads - 1)) = rng.real(-90, 90);
     }
-    DeltaSequence seq(*backend_, shape, tape_rows, rng.uniform(0, kSlots - 1));
+    DeltaSequence seq(*backend_, shape, tape_rows, rng.uniform(0, kDeltaSlots - 1));
 
     const auto check_rows = [&](const Tokens& got, int first) {
       Estimates qkv(got.size(), c_dim), log_decay(got.size(), n_heads), beta(got.size(), n_heads);

@@ -186,6 +186,33 @@ void Memory::write_floats(size_t first, const Rows& values) {
   backend_->copy_in(buffer_.data() + first * sizeof(float), std::as_bytes(std::span(values.v)));
 }
 
+std::vector<int8_t> random_tree(Rng& rng, int n) {
+  std::vector<int8_t> parents = {-1};
+  const int steps_up = rng.pick({0, 1, 1, 3, 100});  // at most, from the row before
+  for (int i = 1; i < n; ++i) {
+    int parent = i - 1;
+    for (int up = rng.uniform(0, steps_up); up > 0 && parent > 0; --up) parent = parents[size_t(parent)];
+    parents.push_back(int8_t(parent));
+  }
+  return parents;
+}
+
+std::vector<int> path_to(const std::vector<int8_t>& parents, int row) {
+  std::vector<int> path;
+  for (; row >= 0; row = parents[size_t(row)]) path.insert(path.begin(), row);
+  return path;
+}
+
+bool is_leaf(const std::vector<int8_t>& parents, int row) {
+  return std::find(parents.begin(), parents.end(), int8_t(row)) == parents.end();
+}
+
+std::string text(const std::vector<int8_t>& parents) {
+  std::string out = "tree";
+  for (const int8_t parent : parents) out += " " + std::to_string(parent);
+  return out;
+}
+
 std::string WeightFormat::text() const {
   const std::string type(dtype_name(dtype));
   return affine() ? std::to_string(bits) + " bit, groups of " + std::to_string(group) + ", scales " + type

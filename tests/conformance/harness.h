@@ -118,6 +118,13 @@ class Memory {
   DeviceBuffer buffer_;
 };
 
+// SeqStep::parents of a random tree of n rows, anything from a chain to a star.
+std::vector<int8_t> random_tree(Rng& rng, int n);
+// The rows from the root to `row`, both included.
+std::vector<int> path_to(const std::vector<int8_t>& parents, int row);
+bool is_leaf(const std::vector<int8_t>& parents, int row);
+std::string text(const std::vector<int8_t>& parents);
+
 struct WeightFormat {
   DType dtype = DType::f32;  // dense: f32, f16, bf16; affine: the dtype of scales and biases
   int bits = 0, group = 0;

@@ -196,6 +196,7 @@ std::vector<SeqStep> Stack::seq_steps(const std::vector<Part>& parts) const {
     out.push_back({.first_row = row,
                    .n_rows = part.x.rows,
                    .start = seq.length,
+                   .parents = part.parents,
                    .slot = seq.slot,
                    .tape = seq.tape,
                    .pending = seq.pending,
@@ -385,6 +386,12 @@ void Stack::commit(Sequence& sequence, int n) {
 void Stack::commit(Sequence& sequence, const std::vector<uint8_t>& rows) {
   sequence.pending = rows;
   sequence.length += int(rows.size());
+}
+
+void Stack::commit_path(const Part& part, const std::vector<int>& rows) {
+  const std::vector<uint8_t> kept(rows.begin(), rows.end());
+  backend_->move_kv(seq_steps({part})[0], shape_.attention, cache(), kept);
+  commit(*part.sequence, kept);
 }
 
 void Stack::flush(Sequence& sequence) {

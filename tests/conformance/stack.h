@@ -43,6 +43,7 @@ struct Sequence {
 struct Part {
   Sequence* sequence;
   Rows x;
+  std::vector<int8_t> parents = {};  // of a tree
 };
 
 class Stack {
@@ -64,8 +65,10 @@ class Stack {
   Rows decode(Sequence& sequence, const Rows& x) { return decode({{&sequence, x}}); }
   // Keeps the first n rows of the last decode step.
   void commit(Sequence& sequence, int n);
-  // Keeps the given rows of the last decode step (a path through a tree of drafts).
+  // Keeps the given rows of the last decode step on the tape.
   void commit(Sequence& sequence, const std::vector<uint8_t>& rows);
+  // Keeps a path of a tree, the last decode step of `part`: its keys and values as well.
+  void commit_path(const Part& part, const std::vector<int>& rows);
   // Folds what is pending.
   void flush(Sequence& sequence);
 

@@ -1,5 +1,6 @@
 // Rotary embedding, cache append and attention: from steps to tiles.
 #include <algorithm>
+#include <cstring>
 
 #include "backend/cpu/cpu.h"
 #include "base/check.h"
@@ -7,9 +8,9 @@
 namespace tandem::cpu {
 namespace {
 
-std::byte* head_in_page(const KvLayer& cache, const SeqStep& seq, const AttentionShape& shape, int position,
+std::byte* head_in_page(const KvLayer& cache, const SeqStep& seq, const AttentionShape& shape, int place,
                         int head) {
-  return cache.pages + size_t(seq.pages[size_t(position / kPageTokens)]) * cache.page_bytes +
+  return cache.pages + size_t(seq.pages[size_t(place / kPageTokens)]) * cache.page_bytes +
          size_t(head) * PageLayout{shape.d_head}.head_bytes();
 }
 
@@ -37,6 +38,8 @@ AttentionTile make_tile(const Attention& a, const SeqStep& seq, int kv_head, int
   t.head_in_pages = a.cache.pages + size_t(kv_head) * PageLayout{d}.head_bytes();
   t.page_bytes = a.cache.page_bytes;
   t.pages = seq.pages.data();
+  t.parents = seq.parents.empty() ? nullptr : seq.parents.data();
+  t.start = seq.start;
   for (int i = 0; i < t.n_queries; ++i) {
     const int in_seq = (first + i) / tiles.group, r = seq.first_row + in_seq;
     const int column = (kv_head * tiles.group + (first + i) % tiles.group) * d;
@@ -46,6 +49,7 @@ AttentionTile make_tile(const Attention& a, const SeqStep& seq, int kv_head, int
     const KeyRange keys = key_range(a, seq, in_seq);
     t.first_key[i] = keys.first;
     t.n_keys[i] = keys.end;
+    if (t.parents != nullptr) t.row[i] = int8_t(in_seq);
   }
   return t;
 }
@@ -68,7 +72,7 @@ void CpuBackend::do_attention_prep(const Step& step, const AttentionPrep& a) {
   const float* k_norm = a.k_norm.empty() ? nullptr : row(a.k_norm, 0);
   for (const SeqStep& seq : step.seqs) {
     for_rows(seq.n_rows, 0.5 * (shape.q_dim() + 4 * shape.kv_dim()), [&](int t) {
-      const int r = seq.first_row + t, position = seq.start + t;
+      const int r = seq.first_row + t, place = seq.start + t;
       const auto prepare = [&](float* head, const float* gain) {
         if (gain != nullptr) kernels_.rms_norm(head, gain, a.eps, d, head);
         kernels_.rotate(head, row(a.angles, r), shape.rotary_dims);
@@ -79,11 +83,33 @@ void CpuBackend::do_attention_prep(const Step& step, const AttentionPrep& a) {
       for (int h = 0; h < shape.n_heads; ++h) prepare(q + h * d, q_norm);
       for (int h = 0; h < shape.n_kv_heads; ++h) {
         prepare(k + h * d, k_norm);
-        kernels_.store_kv(k + h * d, v + h * d, d, position % kPageTokens,
-                          head_in_page(a.cache, seq, shape, position, h));
+        kernels_.store_kv(k + h * d, v + h * d, d, place % kPageTokens,
+                          head_in_page(a.cache, seq, shape, place, h));
       }
     });
   }
+}
+
+void CpuBackend::do_move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
+                            std::span<const uint8_t> rows) {
+  const PageLayout layout{shape.d_head};
+  share(shape.n_kv_heads, 1, 2.0 * double(rows.size()) * shape.kv_dim(),
+        [&](int64_t first, int64_t last, int) {
+          for (int64_t h = first; h < last; ++h) {
+            for (size_t i = 0; i < rows.size(); ++i) {
+              if (rows[i] == i) continue;
+              const int from = seq.start + rows[i], to = seq.start + int(i);
+              const std::byte* source = head_in_page(cache, seq, shape, from, int(h));
+              std::byte* target = head_in_page(cache, seq, shape, to, int(h));
+              const auto* from_keys = reinterpret_cast<const uint32_t*>(source) + from % kPageTokens;
+              auto* keys = reinterpret_cast<uint32_t*>(target) + to % kPageTokens;
+              for (int d = 0; d < shape.d_head / 2; ++d) keys[d * kPageTokens] = from_keys[d * kPageTokens];
+              const size_t stride = size_t(layout.value_stride()) * sizeof(uint16_t);
+              std::memcpy(target + layout.value_offset() + size_t(to % kPageTokens) * stride,
+                          source + layout.value_offset() + size_t(from % kPageTokens) * stride, stride);
+            }
+          }
+        });
 }
 
 int max_attention_partials(const AttentionShape& shape) {

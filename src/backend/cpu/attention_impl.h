@@ -107,19 +107,18 @@ inline float page_softmax(float* scores, int first, int n_valid, float scale, co
   return correction;
 }
 
-// sums_i = sums_i * correction_i + weights_i . values, for 16 N dimensions from d on.
-template <int Q, int N>
+// sums_i = sums_i * correction_i + weights_i . values, for 16 N dimensions from d on. value(i, j): the values
+// of the page's key j for query i, the same for all of them where j < shared.
+template <int Q, int N, class Value>
 inline void page_values(const QueryState* states, const float* corrections, const float* weights,
-                        const int* n_valid, const uint16_t* values, int value_stride, int d) {
+                        const int* n_valid, int shared, const Value& value, int d) {
   Vec acc[Q][N];
-  int shared = n_valid[0];
   for (int i = 0; i < Q; ++i) {
-    if (n_valid[i] < shared) shared = n_valid[i];
     for (int n = 0; n < N; ++n) acc[i][n] = load(states[i].sums + d + n * kLanes) * set1(corrections[i]);
   }
   for (int j = 0; j < shared; ++j) {
     Vec v[N];
-    for (int n = 0; n < N; ++n) v[n] = load_bf16(values + j * value_stride + d + n * kLanes);
+    for (int n = 0; n < N; ++n) v[n] = load_bf16(value(0, j) + d + n * kLanes);
     for (int i = 0; i < Q; ++i) {
       const Vec w = set1(weights[i * kPageTokens + j]);
       for (int n = 0; n < N; ++n) acc[i][n] = fma(w, v[n], acc[i][n]);
@@ -129,10 +128,29 @@ inline void page_values(const QueryState* states, const float* corrections, cons
     for (int j = shared; j < n_valid[i]; ++j) {
       const Vec w = set1(weights[i * kPageTokens + j]);
       for (int n = 0; n < N; ++n) {
-        acc[i][n] = fma(w, load_bf16(values + j * value_stride + d + n * kLanes), acc[i][n]);
+        acc[i][n] = fma(w, load_bf16(value(i, j) + d + n * kLanes), acc[i][n]);
       }
     }
     for (int n = 0; n < N; ++n) store(states[i].sums + d + n * kLanes, acc[i][n]);
+  }
+}
+
+// The scores of a page -> the queries' running states.
+template <int Q, class Value>
+inline void add_page(const AttentionTile& t, const QueryState* states, float* scores, const int* n_before,
+                     const int* n_valid, int shared, const Value& value) {
+  constexpr int kStep = kGemmVecs * kLanes;
+  const int stride = PageLayout{t.d_head}.value_stride();
+  float corrections[Q];
+  for (int i = 0; i < Q; ++i) {
+    corrections[i] = page_softmax(scores + i * kPageTokens, n_before[i], n_valid[i], t.scale, states[i]);
+  }
+  int d = 0;
+  for (; d + kStep <= stride; d += kStep) {
+    page_values<Q, kGemmVecs>(states, corrections, scores, n_valid, shared, value, d);
+  }
+  for (; d < stride; d += kLanes) {
+    page_values<Q, 1>(states, corrections, scores, n_valid, shared, value, d);
   }
 }
 
@@ -144,28 +162,67 @@ inline void page_block(const AttentionTile& t, int first, const std::byte* head,
   const PageLayout layout{t.d_head};
   const auto* keys = reinterpret_cast<const uint32_t*>(head);
   const auto* values = reinterpret_cast<const uint16_t*>(head + layout.value_offset());
-  const int stride = partial_floats(t.d_head);
+  const int stride = layout.value_stride();
   alignas(64) float scores[Q * kPageTokens];
   QueryState states[Q];
-  float corrections[Q];
-  int most = 0;
+  int most = 0, shared = kPageTokens;
   for (int i = 0; i < Q; ++i) {
-    states[i] = query_state(work + (first + i) * stride, t.d_head);
+    states[i] = query_state(work + (first + i) * partial_floats(t.d_head), t.d_head);
     if (n_valid[i] > most) most = n_valid[i];
+    if (n_valid[i] < shared) shared = n_valid[i];
   }
   constexpr int kStep = kGemmVecs * kLanes;
   for (int key = 0; key < most; key += kStep)
     page_scores<Q, kGemmVecs>(t.q + first, keys, t.d_head, key, scores);
+  add_page<Q>(t, states, scores, n_before, n_valid, shared, [=](int, int j) { return values + j * stride; });
+}
+
+// As page_block, on a page with positions of a tree's rows. Keys lie by row, in this page and the next; each
+// query takes those of its path in position order, so that every key has the lane and the turn that it has in
+// a chain.
+template <int Q>
+inline void path_block(const AttentionTile& t, int first, int page, const int* n_before, const int* n_valid,
+                       float* work) {
+  const PageLayout layout{t.d_head};
+  const int origin = page * kPageTokens;
+  uint8_t place[Q][kPageTokens];  // where the keys of the page's positions lie, from origin on
+  QueryState states[Q];
+  int end = 0;               // of the places
+  int shared = kPageTokens;  // leading positions whose keys all queries have in common
   for (int i = 0; i < Q; ++i) {
-    corrections[i] = page_softmax(scores + i * kPageTokens, n_before[i], n_valid[i], t.scale, states[i]);
+    states[i] = query_state(work + (first + i) * partial_floats(t.d_head), t.d_head);
+    int position = t.n_keys[first + i] - 1 - origin, row = t.row[first + i];
+    for (; position >= 0 && row >= 0; --position, row = t.parents[row]) {
+      if (position < kPageTokens) place[i][position] = uint8_t(t.start + row - origin);
+    }
+    for (; position >= 0; --position) place[i][position] = uint8_t(position);
+    if (place[i][n_valid[i] - 1] >= end) end = place[i][n_valid[i] - 1] + 1;
+    if (n_valid[i] < shared) shared = n_valid[i];
   }
-  int d = 0;
-  for (; d + kStep <= layout.value_stride(); d += kStep) {
-    page_values<Q, kGemmVecs>(states, corrections, scores, n_valid, values, layout.value_stride(), d);
+  for (int i = 1; i < Q; ++i) {
+    int same = 0;
+    while (same < shared && place[i][same] == place[0][same]) ++same;
+    shared = same;
   }
-  for (; d < layout.value_stride(); d += kLanes) {
-    page_values<Q, 1>(states, corrections, scores, n_valid, values, layout.value_stride(), d);
+  alignas(64) float by_place[2][Q * kPageTokens], scores[Q * kPageTokens];
+  const std::byte* heads[2] = {};
+  for (int k = 0; k * kPageTokens < end; ++k) {
+    heads[k] = t.head_in_pages + size_t(t.pages[page + k]) * t.page_bytes;
+    const auto* keys = reinterpret_cast<const uint32_t*>(heads[k]);
+    for (int key = 0; key < kPageTokens && k * kPageTokens + key < end; key += kGemmVecs * kLanes) {
+      page_scores<Q, kGemmVecs>(t.q + first, keys, t.d_head, key, by_place[k]);
+    }
   }
+  for (int i = 0; i < Q; ++i) {
+    for (int j = 0; j < n_valid[i]; ++j) {
+      scores[i * kPageTokens + j] =
+          by_place[place[i][j] / kPageTokens][i * kPageTokens + place[i][j] % kPageTokens];
+    }
+  }
+  add_page<Q>(t, states, scores, n_before, n_valid, shared, [&](int i, int j) {
+    return reinterpret_cast<const uint16_t*>(heads[place[i][j] / kPageTokens] + layout.value_offset()) +
+           place[i][j] % kPageTokens * layout.value_stride();
+  });
 }
 
 // Whether query i sees a key of this page.
@@ -176,6 +233,7 @@ inline bool sees(const AttentionTile& t, int i, int page) {
 // Runs every query of the tile that sees this page.
 inline void attend_page(const AttentionTile& t, int page, float* work) {
   const std::byte* head = t.head_in_pages + size_t(t.pages[page]) * t.page_bytes;
+  const bool of_tree = t.parents != nullptr && (page + 1) * kPageTokens > t.start;
   int n_before[kMaxTileQueries], n_valid[kMaxTileQueries];
   int first = 0;
   while (first < t.n_queries) {
@@ -187,7 +245,11 @@ inline void attend_page(const AttentionTile& t, int page, float* work) {
       n_before[n] = before > 0 ? before : 0;
     }
     const auto block = [&]<int Q>(int at) {
-      page_block<Q>(t, first + at, head, n_before + at, n_valid + at, work);
+      if (of_tree) {
+        path_block<Q>(t, first + at, page, n_before + at, n_valid + at, work);
+      } else {
+        page_block<Q>(t, first + at, head, n_before + at, n_valid + at, work);
+      }
     };
     int done = 0;
     for (; done + kQueryBlock <= n; done += kQueryBlock) block.template operator()<kQueryBlock>(done);

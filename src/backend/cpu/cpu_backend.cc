@@ -183,7 +183,10 @@ Status CpuBackend::reserve(const Reserve& largest) {
     partials =
         size_t(max_attention_partials(attention)) * size_t(partial_floats(attention.d_head)) * sizeof(float);
   }
-  if (delta.d_k > 0) of_thread = std::max(of_thread, delta_work_floats(delta.d_k, delta.d_v) * sizeof(float));
+  if (delta.d_k > 0) {
+    of_thread = std::max({of_thread, delta_work_floats(delta.d_k, delta.d_v) * sizeof(float),
+                          kept_state_floats(delta.d_k) * sizeof(float)});
+  }
   for (const Weight* w : largest.weights) input = std::max(input, ours(*w).input_bytes(largest.max_rows));
   TD_RETURN_IF_ERROR(check_host_memory(of_thread * per_thread_.size() + partials + input + experts.total(),
                                        "scratch of the cpu backend"));

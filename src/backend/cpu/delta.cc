@@ -74,6 +74,7 @@ void CpuBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
     t.m_stride = a.projection.stride;
     t.out_stride = a.qkv.stride;
     t.n_rows = seq.n_rows;
+    t.parents = seq.parents.data();
     t.m = row(a.projection, seq.first_row) + channel;
     t.out = row(a.qkv, seq.first_row) + channel;
     if (step.path == Path::decode) {
@@ -117,12 +118,16 @@ void CpuBackend::do_delta_step(const Step& step, const DeltaStep& a) {
     block = round_up(block / 2, 32);
   const int n_blocks = blocks_of(shape.d_v, block);
 
-  const auto step_tile = [&](const SeqStep& seq, int h, int first, int n) {
+  const auto step_tile = [&](const SeqStep& seq, int h, int first, int n, int thread) {
     const int key_head = h / group;
     DeltaTile t;
     set_state(seq, shape, a.state, h, first, n, t);
     t.fresh = seq.start == 0;
     t.n_rows = seq.n_rows;
+    if (!seq.parents.empty()) {
+      t.parents = seq.parents.data();
+      t.kept = thread_floats(thread, kept_state_floats(shape.d_k));
+    }
     for (int i = 0; i < t.n_rows; ++i) {
       const int r = seq.first_row + i;
       const int64_t tape = tape_row(a.state, seq, 1 - seq.tape, i);
@@ -170,7 +175,7 @@ void CpuBackend::do_delta_step(const Step& step, const DeltaStep& a) {
       const SeqStep& seq = step.seqs[size_t(i / n_blocks / shape.n_v_heads)];
       const int n = std::min(block, shape.d_v - first);
       if (decode) {
-        step_tile(seq, h, first, n);
+        step_tile(seq, h, first, n, thread);
       } else {
         chunk_tile(seq, h, first, n, thread);
       }

@@ -11,6 +11,14 @@
 
 namespace tandem::cpu::TD_ISA {
 
+// The inputs before row r of a tree: those of the rows that it follows, then the end of the window before the
+// step.
+inline void inputs_above(const ConvTile& t, int r, const float* const* before, const float** x) {
+  int above = t.parents[r], tap = kConvTaps - 2;
+  for (; tap >= 0 && above >= 0; --tap, above = t.parents[above]) x[tap] = t.m + above * t.m_stride;
+  for (int i = kConvTaps - 2; tap >= 0; --tap, --i) x[tap] = before[i];
+}
+
 // Rows outside, channels inside: rows may lie a multiple of 4096 bytes apart, where few lines of a column fit
 // in L1.
 inline void conv(const ConvTile& t) {
@@ -45,7 +53,9 @@ inline void conv(const ConvTile& t) {
     }
   };
   if (t.window_before != nullptr) keep_window(t.window_before);
+  const float* const before[kConvTaps - 1] = {x[0], x[1], x[2]};
   for (int r = 0; r < t.n_rows; ++r) {
+    if (t.parents != nullptr) inputs_above(t, r, before, x);
     x[3] = t.m + r * t.m_stride;
     float* out = t.out + r * t.out_stride;
     float* tape = t.tape != nullptr ? t.tape + r * t.tape_stride : nullptr;
@@ -73,15 +83,30 @@ inline void unit_vector(const float* x, int n, int padded, float scale, float* y
   }
 }
 
-inline constexpr int kStateRows = 16;  // state rows worked on at a time: one per lane of a vector of sums
-
 // What the passes over a tile of state rows share: normalised keys and queries, decays.
 struct DeltaRows {
   alignas(64) float k[kMaxDecodeRows][kMaxKeyDim];
   alignas(64) float q[kMaxDecodeRows][kMaxKeyDim];
   alignas(64) float g[kMaxDecodeRows];
   alignas(64) float state[kStateRows][kMaxKeyDim];  // already decayed for the coming token
+  // In a tree: the depth at which what a token leaves is kept for its later children, and the depth to go
+  // back to before a token that does not follow the one before it; else -1.
+  int8_t keep[kMaxDecodeRows], back[kMaxDecodeRows];
 };
+
+inline void plan_tree(const DeltaTile& t, DeltaRows& rows) {
+  int8_t depth[kMaxDecodeRows];
+  for (int r = 0; r < t.n_rows; ++r) {
+    rows.keep[r] = rows.back[r] = -1;
+    if (t.parents == nullptr || r == 0) {
+      depth[r] = 0;
+      continue;
+    }
+    const int parent = t.parents[r];
+    depth[r] = int8_t(depth[parent] + 1);
+    if (parent != r - 1) rows.keep[parent] = rows.back[r] = depth[parent];
+  }
+}
 
 // Vectors j, j + 16, .. (N of them; the last has n_last lanes) of R state rows: folds what is pending and
 // stores it.
@@ -141,11 +166,11 @@ inline void load_rows(const DeltaTile& t, const float* deltas, float* s, int i, 
   for (int r = 0; r < R; ++r) dots[i + r] = dot[r];
 }
 
-// R rows of the copy through token `token`: the update, y, and (unless it is the last) the decay for the next
-// token and the products with its key.
-template <int R, bool kLast>
-inline void run_rows(DeltaRows& rows, int token, int padded, const float* delta, int i, Vec* dots,
-                     Vec* sums) {
+// R rows of the copy through token `token`: the update, y, and (unless no token follows it at once) the decay
+// for the next token and the products with its key. `kept` gets the updated rows if kKeep.
+template <int R, bool kLast, bool kKeep>
+inline void run_rows(DeltaRows& rows, int token, int padded, const float* delta, int i, float* kept,
+                     Vec* dots, Vec* sums) {
   const float *k = rows.k[token], *q = rows.q[token], *next_k = kLast ? nullptr : rows.k[token + 1];
   const Vec next_g = kLast ? zero() : set1(rows.g[token + 1]);
   Vec d[R], y[R], dot[R];
@@ -159,6 +184,7 @@ inline void run_rows(DeltaRows& rows, int token, int padded, const float* delta,
       float* at = rows.state[i + r] + j;
       const Vec s = fma(d[r], kj, load(at));
       y[r] = fma(s, qj, y[r]);
+      if constexpr (kKeep) store(kept + (i + r) * padded + j, s);
       if constexpr (!kLast) {
         const Vec decayed = next_g * s;
         store(at, decayed);
@@ -170,6 +196,23 @@ inline void run_rows(DeltaRows& rows, int token, int padded, const float* delta,
     sums[i + r] = y[r];
     dots[i + r] = dot[r];
   }
+}
+
+// R rows of the copy back to what a token left, decayed for token `token`, and the products with its key.
+template <int R>
+inline void go_back(DeltaRows& rows, int token, int padded, const float* kept, int i, Vec* dots) {
+  const Vec g = set1(rows.g[token]);
+  Vec dot[R];
+  for (int r = 0; r < R; ++r) dot[r] = zero();
+  for (int j = 0; j < padded; j += kLanes) {
+    const Vec k = load(rows.k[token] + j);
+    for (int r = 0; r < R; ++r) {
+      const Vec decayed = g * load(kept + (i + r) * padded + j);
+      store(rows.state[i + r] + j, decayed);
+      dot[r] = fma(decayed, k, dot[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) dots[i + r] = dot[r];
 }
 
 // Calls f.operator()<R>(i) for rows [0, n) in blocks of kStateBlock, then one by one.
@@ -192,15 +235,25 @@ inline void delta_tile(const DeltaTile& t, int first, int n, DeltaRows& rows) {
   float* s = t.s + int64_t{first} * t.d_k;
   for_state_rows(n, [&]<int R>(int i) { load_rows<R>(t, deltas, s + int64_t{i} * t.d_k, i, rows, dots); });
   alignas(64) float delta[kStateRows];
+  const auto kept = [&](int depth) { return t.kept + depth * kStateRows * padded; };
   for (int r = 0; r < t.n_rows; ++r) {
+    if (rows.back[r] >= 0) {
+      for_state_rows(n, [&]<int R>(int i) { go_back<R>(rows, r, padded, kept(rows.back[r]), i, dots); });
+    }
     const Vec prediction = sum_each(dots);
     const Vec d = set1(t.beta[r]) * (load_up_to(t.v[r] + first, n) - prediction);
     store(delta, d);
     store_up_to(t.delta[r] + first, d, n);
-    if (r + 1 < t.n_rows) {
-      for_state_rows(n, [&]<int R>(int i) { run_rows<R, false>(rows, r, padded, delta, i, dots, sums); });
+    const auto run = [&]<bool kLast, bool kKeep>(float* to) {
+      for_state_rows(
+          n, [&]<int R>(int i) { run_rows<R, kLast, kKeep>(rows, r, padded, delta, i, to, dots, sums); });
+    };
+    if (rows.keep[r] >= 0) {  // has a child, so the next token follows
+      run.template operator()<false, true>(kept(rows.keep[r]));
+    } else if (r + 1 < t.n_rows && rows.back[r + 1] < 0) {
+      run.template operator()<false, false>(nullptr);
     } else {
-      for_state_rows(n, [&]<int R>(int i) { run_rows<R, true>(rows, r, padded, delta, i, dots, sums); });
+      run.template operator()<true, false>(nullptr);
     }
     store_up_to(t.y[r] + first, sum_each(sums), n);
   }
@@ -221,6 +274,7 @@ inline void delta_step(const DeltaTile& t) {
     }
     if (t.tape_g[r] != nullptr) *t.tape_g[r] = rows.g[r];
   }
+  plan_tree(t, rows);
   for (int i = 0; i < t.n_state_rows; i += kStateRows) {
     const int left = t.n_state_rows - i;
     delta_tile(t, i, left < kStateRows ? left : kStateRows, rows);

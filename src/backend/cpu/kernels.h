@@ -33,7 +33,8 @@ struct PageLayout {
 };
 
 // Queries that read the same KV head of the same sequence, over splits [first_split, first_split + n_splits).
-// Query i sees positions first_key[i] .. n_keys[i] - 1; nothing else is read into its result.
+// Query i sees positions first_key[i] .. n_keys[i] - 1; nothing else is read into its result. In a tree the
+// keys from position `start` on are those of the rows that the query's row follows, and its own.
 struct AttentionTile {
   int d_head = 0, n_queries = 0;  // n_queries <= kMaxTileQueries
   const float* q[kMaxTileQueries];
@@ -41,6 +42,9 @@ struct AttentionTile {
   float* out[kMaxTileQueries];         // ignored if partial is set
   int n_keys[kMaxTileQueries];
   int first_key[kMaxTileQueries];
+  const int8_t* parents = nullptr;  // SeqStep::parents, or null: a chain
+  int start = 0;                    // of the step; in a tree row r lies at start + r
+  int8_t row[kMaxTileQueries];      // in a tree: the query's row
   float scale = 0;
   const std::byte* head_in_pages = nullptr;  // this KV head in page 0
   size_t page_bytes = 0;
@@ -68,7 +72,8 @@ struct AttentionMerge {
 // 0 it only moves the window.
 struct ConvTile {
   int n_channels = 0, n_rows = 0;
-  const float* weight = nullptr;  // [n_channels, kConvTaps]
+  const int8_t* parents = nullptr;  // SeqStep::parents, or null: a chain
+  const float* weight = nullptr;    // [n_channels, kConvTaps]
   int64_t weight_stride = kConvTaps;
   const float* window[kConvTaps - 1] = {};  // inputs before the first row, oldest first; null: zeros
   const float* m = nullptr;                 // [n_rows], m_stride apart
@@ -91,7 +96,9 @@ struct DeltaTile {
   float fold_g[kMaxDecodeRows];
   const float* fold_k[kMaxDecodeRows];
   const float* fold_delta[kMaxDecodeRows];
-  int n_rows = 0;  // tokens to run without changing s; 0: fold only
+  int n_rows = 0;                   // tokens to run without changing s; 0: fold only
+  const int8_t* parents = nullptr;  // SeqStep::parents, or null: a chain
+  float* kept = nullptr;            // with parents: kept_state_floats(d_k)
   float log_decay[kMaxDecodeRows];
   float beta[kMaxDecodeRows];
   const float* q[kMaxDecodeRows];  // not normalised yet
@@ -102,6 +109,12 @@ struct DeltaTile {
   float* tape_k[kMaxDecodeRows];  // null where another tile records it; likewise tape_g
   float* tape_g[kMaxDecodeRows];
 };
+
+inline constexpr int kStateRows = 16;  // state rows worked on at a time: one per lane of a vector of sums
+// Those rows once for each depth of a tree.
+inline size_t kept_state_floats(int d_k) {
+  return size_t(kMaxDecodeRows) * kStateRows * size_t(round_up(d_k, 16));
+}
 
 // Tokens of a prefill step for columns (rows of S) [0, n_state_rows) of one value head, chunk by chunk.
 struct DeltaChunks {

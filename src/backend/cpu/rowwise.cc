@@ -86,8 +86,9 @@ void CpuBackend::do_rope_angles(const Step& step, View frequencies, float m, Mut
   for (const SeqStep& seq : step.seqs) {
     for_rows(seq.n_rows, 50.0 * n, [&](int t) {
       float* out = row(angles, seq.first_row + t);
+      const float position = float(seq.start + seq.depth(t));
       for (int i = 0; i < n; ++i) {
-        const float angle = float(seq.start + t) * f[i];  // rounded to fp32, as the models were trained
+        const float angle = position * f[i];  // rounded to fp32, as the models were trained
         out[i] = float(std::cos(double(angle)) * m);
         out[n + i] = float(std::sin(double(angle)) * m);
       }

@@ -30,6 +30,13 @@ void push(float* window, const float* m, int conv_dim) {
   std::copy_n(m, conv_dim, window + (kWindow - 1) * conv_dim);
 }
 
+// The convolution's input `back` rows above `row` of a sequence; above its first row lies the stored window.
+const float* input_above(const SeqStep& seq, View projection, const float* stored, int conv_dim, int row,
+                         int back) {
+  for (; back > 0 && row >= 0; --back) row = seq.parent(row);
+  return row >= 0 ? ref::row(projection, seq.first_row + row) : stored + (kWindow - 1 - back) * conv_dim;
+}
+
 void fold_conv(const SeqStep& seq, const DeltaShape& shape, const DeltaState& state) {
   for (const uint8_t row : seq.pending) {
     push(window_of(shape, state, seq.slot),
@@ -69,23 +76,24 @@ void unit_heads(const float* x, int n_heads, int n, double scale, float* y) {
 void ReferenceBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
   const DeltaShape& shape = a.shape;
   const int c_dim = shape.conv_dim();
-  std::vector<float> window(size_t(kWindow) * c_dim);
+  const float* window[kWindow];
   for (const SeqStep& seq : step.seqs) {
     float* stored = window_of(shape, a.state, seq.slot);
-    if (seq.start == 0) std::fill_n(stored, window.size(), 0.0f);
+    if (seq.start == 0) std::fill_n(stored, kWindow * c_dim, 0.0f);
     fold_conv(seq, shape, a.state);
-    std::copy_n(stored, window.size(), window.begin());
     for (int t = 0; t < seq.n_rows; ++t) {
       const int r = seq.first_row + t;
       const float* m = ref::row(a.projection, r);
+      for (int tap = 0; tap < kWindow; ++tap) {
+        window[tap] = input_above(seq, a.projection, stored, c_dim, t, kWindow - tap);
+      }
       for (int c = 0; c < c_dim; ++c) {
         const float* w = ref::row(a.conv_weight, c);
         double u = 0;
-        for (int tap = 0; tap < kWindow; ++tap) u += double(w[tap]) * window[tap * c_dim + c];
+        for (int tap = 0; tap < kWindow; ++tap) u += double(w[tap]) * window[tap][c];
         u += double(w[kWindow]) * m[c];
         ref::row(a.qkv, r)[c] = float(ref::silu(u));
       }
-      push(window.data(), m, c_dim);
       if (step.path == Path::decode) {
         std::copy_n(m, c_dim, a.state.tape_conv + tape_row(a.state, seq, 1 - seq.tape, t) * c_dim);
       }
@@ -99,14 +107,18 @@ void ReferenceBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
         ref::row(a.beta, r)[h] = float(ref::sigmoid(b[h]));
       }
     }
-    if (step.path == Path::prefill) std::copy(window.begin(), window.end(), stored);
+    for (int t = 0; t < seq.n_rows && step.path == Path::prefill; ++t) {
+      push(stored, ref::row(a.projection, seq.first_row + t), c_dim);
+    }
   }
 }
 
 void ReferenceBackend::do_delta_step(const Step& step, const DeltaStep& a) {
   const DeltaShape& shape = a.shape;
   const int d_k = shape.d_k, d_v = shape.d_v, key_dim = shape.key_dim();
-  std::vector<float> q(size_t(step.n_rows) * key_dim), k(q.size()), copy(d_k);
+  std::vector<float> q(size_t(step.n_rows) * key_dim), k(q.size());
+  // Decode: what the fold left, then what the last row of each depth left.
+  std::vector<float> states(size_t(kMaxDecodeRows + 1) * d_k);
   for (int r = 0; r < step.n_rows; ++r) {
     const float* qkv = ref::row(a.qkv, r);
     unit_heads(qkv, shape.n_k_heads, d_k, 1 / std::sqrt(double(d_k)), &q[size_t(r) * key_dim]);
@@ -119,13 +131,18 @@ void ReferenceBackend::do_delta_step(const Step& step, const DeltaStep& a) {
         float* s = state_row(shape, a.state, seq.slot, h, i);
         if (seq.start == 0) std::fill_n(s, d_k, 0.0f);
         fold_state_row(seq, shape, a.state, h, i);
-        if (step.path == Path::decode) s = std::copy_n(s, d_k, copy.data()) - d_k;
+        if (step.path == Path::decode) std::copy_n(s, d_k, states.data());
         for (int t = 0; t < seq.n_rows; ++t) {
           const int r = seq.first_row + t;
           const float* key = &k[size_t(r) * key_dim + size_t(key_head) * d_k];
           const float* query = &q[size_t(r) * key_dim + size_t(key_head) * d_k];
           const float g = float(std::exp(double(ref::row(a.log_decay, r)[h])));
           const float v = ref::row(a.qkv, r)[2 * key_dim + h * d_v + i];
+          if (step.path == Path::decode) {
+            const float* above = &states[size_t(seq.depth(t)) * d_k];
+            s = &states[size_t(seq.depth(t) + 1) * d_k];
+            std::copy_n(above, d_k, s);
+          }
           decay(s, g, d_k);
           const float delta = float(ref::row(a.beta, r)[h] * (v - ref::dot(s, key, d_k)));
           add_outer(s, delta, key, d_k);
