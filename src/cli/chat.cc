@@ -103,6 +103,7 @@ class Chat {
     std::string line;
     while (true) {
       watch_interrupt();
+      if (told_to_end()) return out_.finish(kCommand, kInterrupted);
       if (terminal_) out_.write("> ");
       if (const int code = out_.finish(kCommand, kDone); code != kDone) return code;
       const Result<Lines::End> end = lines_.next(line);

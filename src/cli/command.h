@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-// What a subcommand returns to the shell. interrupted: Ctrl-C ended it, as shells count (128 + SIGINT).
+// What a subcommand returns to the shell. interrupted: Ctrl-C (or SIGTERM or SIGHUP) ended it,
+// as shells count (128 + SIGINT).
 enum ExitCode : int { kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130 };
 
 using Arguments = std::span<const std::string>;  // those after the subcommand's name

@@ -177,7 +177,9 @@ int run_generate(Arguments args) {
     out.write("\n");
   }
   const int code = out.finish(kCommand, cut ? int{kInterrupted} : int{kDone});
-  if (code == kInterrupted) warn(kCommand, "interrupted");
+  if (code == kInterrupted) {
+    fail(kCommand, flags.json ? "interrupted: an answer that is not complete gives no JSON" : "interrupted");
+  }
   if (!flags.json && code != kFailed) {
     say(fmt::format("[{}; loaded in {:.2f} s; {}]\n", figures(answer->stats), model->load_s,
                     model->backend->description()));

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cli/command.h"
+#include "cli/interrupt.h"
 #include "cli/json.h"
 #include "cli/machine.h"
 #include "cli/options.h"
@@ -94,18 +95,22 @@ int run_quantize(Arguments args) {
   // What could not be loaded now could not be loaded afterwards: found before anything is written.
   if (const Status status = check_model(flags.model, {}); !status.ok())
     return fail(kCommand, status.error().message);
+  watch_interrupt();
   auto progress = std::make_unique<Progress>("quantising");
-  const Result<QuantizeReport> result =
-      quantize_folder({.input = flags.model,
-                       .output = flags.output,
-                       .params = {.bits = flags.bits, .group_size = flags.group},
-                       .n_threads = flags.threads > 0 ? flags.threads : usable_cores(),
-                       .max_shard_bytes = uint64_t(flags.shard_mb) * 1'000'000,
-                       .on_progress = [&](const QuantizeProgress& p) {
-                         progress->update(p.bytes_done, p.bytes_total, p.tensor);
-                       }});
+  const Result<QuantizeReport> result = quantize_folder(
+      {.input = flags.model,
+       .output = flags.output,
+       .params = {.bits = flags.bits, .group_size = flags.group},
+       .n_threads = flags.threads > 0 ? flags.threads : usable_cores(),
+       .max_shard_bytes = uint64_t(flags.shard_mb) * 1'000'000,
+       .on_progress =
+           [&](const QuantizeProgress& p) { progress->update(p.bytes_done, p.bytes_total, p.tensor); },
+       .stop = interrupted});
   progress.reset();
-  if (!result.ok()) return fail(kCommand, result.error().message);
+  if (!result.ok()) {
+    fail(kCommand, result.error().message);
+    return interrupted() ? kInterrupted : kFailed;
+  }
   Output out;
   out.write(flags.json ? json_line(to_json(*result, flags)) : to_text(*result, flags));
   return out.finish(kCommand, kDone);

@@ -93,15 +93,15 @@ Result<Scores> score(const Flags& flags, const LoadedModel& model, std::span<con
   scores.of_token.resize(ids.size());
   Progress progress("scoring");
   for (size_t first = 0; first < ids.size(); first += window) {
+    const auto sink = [&](int index, const Logprobs& l) {
+      const size_t at = first + size_t(index);
+      scores.of_token[at] = l;
+      scores.sum += double(l.chosen);
+      ++scores.n;
+      progress.update(at, ids.size(), "tokens");
+    };
     TD_RETURN_IF_ERROR(score_tokens(*model.decoder, ids.subspan(first, std::min(window, ids.size() - first)),
-                                    flags.top, [&](int index, const Logprobs& l) {
-                                      const size_t at = first + size_t(index);
-                                      scores.of_token[at] = l;
-                                      scores.sum += double(l.chosen);
-                                      ++scores.n;
-                                      progress.update(at, ids.size(), "tokens");
-                                    }));
-    if (interrupted()) return Error{"interrupted"};
+                                    flags.top, sink, interrupted));
   }
   return scores;
 }
@@ -152,7 +152,10 @@ int run_score(Arguments args) {
   if (!ids.ok()) return fail(kCommand, ids.error().message);
   watch_interrupt();
   const Result<Scores> scores = score(flags, *model, *ids);
-  if (!scores.ok()) return fail(kCommand, scores.error().message);
+  if (!scores.ok()) {
+    fail(kCommand, scores.error().message);
+    return interrupted() ? kInterrupted : kFailed;
+  }
   Output out;
   out.write(flags.json ? json_line(to_json(*ids, *scores)) : summary(*model, *ids, *scores));
   return out.finish(kCommand, kDone);

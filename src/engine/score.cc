@@ -24,7 +24,8 @@ Status check_finite(std::span<const float> logits, int index) {
 }  // namespace
 
 Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
-                    const std::function<void(int index, const Logprobs&)>& sink) {
+                    const std::function<void(int index, const Logprobs&)>& sink,
+                    const std::function<bool()>& stop) {
   const DecoderShape& shape = decoder.shape();
   if (tokens.empty()) return Error{"nothing to score: give at least one token"};
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -45,6 +46,7 @@ Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
   const int chunk = decoder.limits().max_rows / kChunkTokens * kChunkTokens;
   const auto n_vocab = size_t(shape.n_vocab);
   for (int start = 0; start < n; start += chunk) {
+    if (stop && stop()) return Error{"interrupted"};
     const int rows = std::min(chunk, n - start);
     TD_RETURN_IF_ERROR(state.begin_prefill(rows));
     const SeqStep seq = state.rows(0);
@@ -52,6 +54,7 @@ Status score_tokens(Decoder& decoder, std::span<const TokenId> tokens, int top,
                     tokens.subspan(size_t(start), size_t(rows)), pool);
     state.end_prefill();
     for (int first = 0; first < rows; first += decoder.limits().max_logit_rows) {
+      if (stop && stop()) return Error{"interrupted"};
       const int block = std::min(decoder.limits().max_logit_rows, rows - first);
       const std::span<const float> logits = decoder.logits(first, block);
       for (int i = 0; i < block; ++i) {

@@ -182,6 +182,7 @@ class TensorStream {
   Status emit(std::span<const std::byte> bytes) {
     TD_RETURN_IF_ERROR(writer_->write(bytes));
     bytes_done_ += bytes.size();
+    if (options_.stop && options_.stop()) return Error{"interrupted; nothing was kept"};
     if (options_.on_progress) {
       options_.on_progress({.tensor = tensor_->name, .bytes_done = bytes_done_, .bytes_total = bytes_total_});
     }

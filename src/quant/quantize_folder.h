@@ -27,7 +27,8 @@ struct QuantizeOptions {
   int n_threads = 1;
   uint64_t max_shard_bytes = 5'000'000'000;
   std::function<void(const QuantizeProgress&)>
-      on_progress;  // may be empty; called often, from the calling thread
+      on_progress;                  // may be empty; called often, from the calling thread
+  std::function<bool()> stop = {};  // may be empty; asked as often: true ends the work and removes its files
 };
 
 struct QuantizeReport {
@@ -43,9 +44,9 @@ struct QuantizeReport {
 
 // Writes into a temporary folder beside `output` and renames it at the end: `output` is complete or absent.
 // Tensors are streamed a few MiB at a time; besides that only the scales and biases of one matrix are held.
-// Each output file follows the input bit for bit, whatever n_threads. Errors: everything that opening the
-// input can say; a value that is NaN or infinite (tensor and index); output that exists; a disk that cannot
-// be written or is too small (how much is needed).
+// Each output file follows the input bit for bit, whatever n_threads. Errors: `stop`; everything that opening
+// the input can say; a value that is NaN or infinite (tensor and index); output that exists; a disk that
+// cannot be written or is too small (how much is needed).
 Result<QuantizeReport> quantize_folder(const QuantizeOptions& options);
 
 }  // namespace tandem

@@ -1,9 +1,14 @@
 """Closed streams, signals, limits and odd kinds of file: an answer or a message and an exit code, nothing left behind."""
+import json
 import os
+import resource
+import shutil
+import signal
 import subprocess
+import time
 import unittest
 
-from harness import BINARY, DEMO, TINY, TestCase, tandem
+from harness import BINARY, DEMO, TINY, TestCase, read_safetensors, start, tandem, write_safetensors
 
 
 def with_closed(fd, *args, stdin=b""):
@@ -49,6 +54,76 @@ class Streams(TestCase):
         self.assertEqual(with_closed(2, *options, self.tmp / "closed").returncode, 0)
         for file in (self.tmp / "usual").iterdir():
             self.assertEqual(file.read_bytes(), (self.tmp / "closed" / file.name).read_bytes(), file.name)
+
+
+class Signals(TestCase):
+    def interrupt(self, process, number):
+        """Sends the signal to a process that said it is at work; (exit code, standard output, standard error)."""
+        self.assertIn(b"%", process.stderr.readline())  # the first line of progress
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def test_quantize_takes_its_unfinished_folder_away(self):
+        model = self.tmp / "model"
+        self.large_model(model)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number=number):
+                process = start("quantize", "--model", model, "--output", self.tmp / "out", "--threads", "1")
+                code, out, err = self.interrupt(process, number)
+                self.assertEqual((code, out), (130, b""), err)
+                self.assertIn(b"interrupted", err)
+                self.assertEqual(os.listdir(self.tmp), ["model"])
+
+    def test_score_ends_at_once_and_prints_no_score(self):
+        ids = ",".join(["5"] * 2000)
+        process = start("score", "--model", DEMO, "--prompt-tokens", ids, "--backend", "reference", "--prefill-chunk", "64")
+        code, out, err = self.interrupt(process, signal.SIGINT)
+        self.assertEqual((code, out), (130, b""), err)
+        self.assertIn(b"interrupted", err)
+
+    def test_generate_json_interrupted_prints_no_json_and_says_so(self):
+        ids = ",".join(["5"] * 100)
+        process = start("generate", "--model", DEMO, "--prompt-tokens", ids, "--max-tokens", "1900", "--ignore-eos", "--isa", "portable",
+                        "--json")
+        time.sleep(0.5)  # nothing shows when the answer begins; all of it takes several times as long
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (130, b""), err)
+        self.assertIn(b"no JSON", err)
+
+    def test_sigterm_ends_a_chat_and_not_just_the_answer(self):
+        process = start("chat", "--model", DEMO, "--max-tokens", "1500", "--ignore-eos")
+        process.stdin.write(b"write function add\n")
+        process.stdin.flush()
+        self.assertEqual(len(process.stdout.read(1)), 1)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), 130)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+
+    def test_a_limit_on_file_size_is_an_error_that_leaves_nothing(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        run = subprocess.run([BINARY, "quantize", "--model", TINY, "--output", self.tmp / "out", "--bits", "4", "--group", "32"],
+                             preexec_fn=limit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+        self.assertEqual(run.returncode, 1, run)
+        self.assertIn(b"File too large", run.stderr)
+        self.assertEqual(os.listdir(self.tmp), [])
+
+    def large_model(self, folder):
+        """A model whose embedding alone takes seconds to quantise: zeros, in a file without blocks."""
+        shutil.copytree(TINY, folder)
+        config = json.loads((folder / "config.json").read_text())
+        rows, columns = 1_000_000, config["hidden_size"]
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+        header, data = read_safetensors(folder / "model.safetensors")
+        end = len(data)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            header[name] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [end, end + rows * columns * 2]}
+            end = header[name]["data_offsets"][1]
+        write_safetensors(folder / "model.safetensors", header, data)
+        with open(folder / "model.safetensors", "r+b") as file:
+            file.truncate(file.seek(0, os.SEEK_END) + end - len(data))
 
 
 class FileKinds(TestCase):
