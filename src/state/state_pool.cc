@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -129,6 +131,8 @@ void SequenceState::swap(SequenceState& other) {
   std::swap(slot_, other.slot_);
   std::swap(length_, other.length_);
   std::swap(step_rows_, other.step_rows_);
+  std::swap(n_parents_, other.n_parents_);
+  std::swap(parents_, other.parents_);
   std::swap(tape_, other.tape_);
   std::swap(n_pending_, other.n_pending_);
   std::swap(pending_, other.pending_);
@@ -180,20 +184,47 @@ Status SequenceState::begin_verify(int n) {
   return {};
 }
 
+Status SequenceState::begin_verify(std::span<const int8_t> parents) {
+  TD_RETURN_IF_ERROR(begin_verify(int(parents.size())));
+  std::copy(parents.begin(), parents.end(), parents_.begin());
+  n_parents_ = step_rows_;
+  return {};
+}
+
 void SequenceState::commit(int n_keep) {
-  TD_CHECK(step_rows_ > 0 && n_keep >= 0 && n_keep <= step_rows_, "commit(%d) of %d rows", n_keep,
+  TD_CHECK(n_keep >= 0 && n_keep <= step_rows_, "commit(%d) of %d rows", n_keep, step_rows_);
+  std::array<int, kMaxDecodeRows> kept;
+  std::iota(kept.begin(), kept.end(), 0);
+  commit(std::span<const int>(kept).first(size_t(n_keep)));
+}
+
+void SequenceState::commit(std::span<const int> kept) {
+  TD_CHECK(step_rows_ > 0 && int(kept.size()) <= step_rows_, "commit of %zu of %d rows", kept.size(),
            step_rows_);
+  const SeqStep step = rows(0);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const int above = i == 0 ? -1 : kept[i - 1];
+    TD_CHECK(kept[i] > above && kept[i] < step_rows_ && step.parent(kept[i]) == above,
+             "commit of row %d after row %d, of %d rows: not a path", kept[i], above, step_rows_);
+    pending_[i] = uint8_t(kept[i]);
+  }
+  n_pending_ = int(kept.size());
+  if (n_pending_ > 0 && kept.back() >= n_pending_) {  // else all lie where they belong
+    for (int layer = 0; layer < pool_->shape_.n_attention_layers; ++layer) {
+      pool_->backend_->move_kv(step, pool_->shape_.attention, pool_->kv(layer),
+                               std::span(pending_).first(kept.size()));
+    }
+  }
   // The step has folded the old tape; its own rows are on the other one.
   tape_ = 1 - tape_;
-  for (int i = 0; i < n_keep; ++i) pending_[size_t(i)] = uint8_t(i);
-  n_pending_ = n_keep;
-  length_ += n_keep;
-  step_rows_ = 0;
+  length_ += n_pending_;
+  step_rows_ = n_parents_ = 0;
 }
 
 void SequenceState::truncate(int length) {
   TD_CHECK(step_rows_ == 0 && length >= 0 && length <= length_ && pool_->shape_.n_delta_layers == 0,
-           "truncate(%d) of %d positions, %d recurrent layers", length, length_, pool_->shape_.n_delta_layers);
+           "truncate(%d) of %d positions, %d recurrent layers", length, length_,
+           pool_->shape_.n_delta_layers);
   length_ = length;
   n_pending_ = 0;
 }
@@ -214,6 +245,7 @@ SeqStep SequenceState::rows(int first_row) const {
   return {.first_row = first_row,
           .n_rows = step_rows_,
           .start = length_,
+          .parents = std::span(parents_).first(size_t(n_parents_)),
           .slot = slot_,
           .tape = tape_,
           .pending = std::span(pending_.data(), size_t(n_pending_)),

@@ -68,6 +68,7 @@ class StatePool {
 //   begin_prefill(n) -> run the step -> end_prefill()       prompt tokens
 //   begin_verify(n)  -> run the step -> commit(n_keep)      generated tokens; plain decoding is
 //   begin_verify(1), commit(1)
+//   begin_verify(parents) -> run the step -> commit(rows)   a tree of drafts, of which a path is kept
 class SequenceState {
  public:
   // Errors: no free slot.
@@ -85,11 +86,15 @@ class SequenceState {
   // The next step feeds n tokens (at most the pool's tape_rows), of which a prefix will be kept. Errors: no
   // free page.
   Status begin_verify(int n);
+  // The next step feeds a tree of parents.size() tokens, as SeqStep::parents (copied). Errors: no free page.
+  Status begin_verify(std::span<const int8_t> parents);
   // Keeps the first n_keep rows of the step: bit for bit what n_keep plain steps leave.
   void commit(int n_keep);
+  // Keeps a path of the step's tree, from row 0 down (empty: nothing): what plain steps of its tokens leave.
+  void commit(std::span<const int> rows);
 
-  // Forgets positions from `length` on. Only for pools without recurrent layers (drafters' caches), whose state is their
-  // pages.
+  // Forgets positions from `length` on. Only for pools without recurrent layers (drafters' caches), whose
+  // state is their pages.
   void truncate(int length);
 
   // Folds the tape into the recurrent state, so that the slot alone is the state (export, tests).
@@ -112,6 +117,8 @@ class SequenceState {
   int slot_ = -1;
   int length_ = 0;
   int step_rows_ = 0;  // rows of the step begun, 0 between steps
+  int n_parents_ = 0;  // step_rows_ if they are a tree, else 0
+  std::array<int8_t, kMaxDecodeRows> parents_{};
   int tape_ = 0;
   int n_pending_ = 0;
   std::array<uint8_t, kMaxDecodeRows> pending_{};

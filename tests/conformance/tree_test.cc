@@ -143,6 +143,19 @@ TEST_P(Trees, ConvolutionAndDeltaRuleRecordWhatAChainRecords) {
   });
 }
 
+TEST(TreeChecks, RowsMustComeInDepthFirstOrderBelowOneRoot) {
+  const auto backend = make("reference");
+  const DeltaShape shape{.n_k_heads = 1, .n_v_heads = 1, .d_k = 8, .d_v = 8};
+  DeltaSequence seq(*backend, shape, kMaxDecodeRows, 0);
+  Rng rng(52000);
+  const Tokens t = random_tokens(rng, shape, 4, 0.1f);
+  EXPECT_DEATH(seq.delta(Path::decode, t, {-1, 0, 0, 1}), "row 3 of a tree follows row 1");
+  EXPECT_DEATH(seq.delta(Path::decode, t, {-1, 0, -1, 2}), "row 2 of a tree follows row -1");
+  EXPECT_DEATH(seq.delta(Path::decode, t, {-1, 0, 3, 2}), "row 2 of a tree follows row 3");
+  EXPECT_DEATH(seq.delta(Path::decode, t, {-1, 0, 1}), "a tree of 3 parents");
+  EXPECT_DEATH(seq.delta(Path::prefill, t, {-1, 0, 1, 2}), "for 4 rows of path 1");
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Trees, testing::ValuesIn(all_backends()), test_name);
 
 }  // namespace

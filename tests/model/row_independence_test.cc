@@ -1,8 +1,9 @@
 // The promise that makes speculation lossless, on whole models: a token's logits and state depend on its own
-// sequence alone, bit for bit, never on who shares the step, on how many rows a step has, on where a prompt
-// was cut, or on threads.
+// sequence alone, bit for bit, never on who shares the step, on how many rows a step has or whether they are
+// a tree of drafts, on where a prompt was cut, or on threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -37,6 +38,25 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return name;
 }
 
+// SeqStep::parents of a random tree, anything from a chain to a star.
+std::vector<int8_t> random_tree(std::mt19937& rng, int n) {
+  constexpr unsigned kStepsUp[] = {0, 1, 1, 3, 100};  // at most, from the row before
+  const unsigned steps_up = kStepsUp[rng() % 5];
+  std::vector<int8_t> parents = {-1};
+  for (int i = 1; i < n; ++i) {
+    int parent = i - 1;
+    for (unsigned up = rng() % (steps_up + 1); up > 0 && parent > 0; --up) parent = parents[size_t(parent)];
+    parents.push_back(int8_t(parent));
+  }
+  return parents;
+}
+
+std::vector<int> path_to(const std::vector<int8_t>& parents, int row) {
+  std::vector<int> path;
+  for (; row >= 0; row = parents[size_t(row)]) path.insert(path.begin(), row);
+  return path;
+}
+
 class RowIndependence : public testing::TestWithParam<Case> {
  protected:
   RowIndependence() : model_(GetParam().model, GetParam().backend, {.max_rows = 256, .max_logit_rows = 32}) {}
@@ -59,6 +79,39 @@ class RowIndependence : public testing::TestWithParam<Case> {
       all.insert(all.end(), row.begin(), row.end());
     }
     return all;
+  }
+
+  // Logits of all rows of a tree, of which the path `keep` is committed.
+  std::vector<float> verify_tree(StatePool& pool, SequenceState& state, std::span<const TokenId> ids,
+                                 std::span<const int8_t> parents, std::span<const int> keep) {
+    ok_or_throw(state.begin_verify(parents));
+    const SeqStep seq = state.rows(0);
+    model_.decoder().forward({.path = Path::decode, .n_rows = int(ids.size()), .seqs = std::span(&seq, 1)},
+                             ids, pool);
+    state.commit(keep);
+    std::vector<float> logits;
+    model_.append_logits(int(ids.size()), logits);
+    return logits;
+  }
+
+  // What the slot of a sequence holds: the state and the window of every recurrent layer.
+  std::vector<float> recurrent_state(const StatePool& pool, const SequenceState& state) {
+    const DeltaShape& d = pool.shape().delta;
+    std::vector<float> all;
+    const auto add = [&](const float* device, size_t n) {
+      all.resize(all.size() + n);
+      model_.backend().copy_out(std::as_writable_bytes(std::span(all).last(n)),
+                                reinterpret_cast<const std::byte*>(device + size_t(state.slot()) * n));
+    };
+    for (int i = 0; i < pool.shape().n_delta_layers; ++i) {
+      add(pool.delta(i).s, size_t(d.value_dim()) * size_t(d.d_k));
+      add(pool.delta(i).conv, size_t(kConvTaps - 1) * size_t(d.conv_dim()));
+    }
+    return all;
+  }
+
+  std::span<const float> row(const std::vector<float>& logits, int r) const {
+    return std::span(logits).subspan(size_t(r) * size_t(model_n_vocab_), size_t(model_n_vocab_));
   }
 
   void expect_same_bits(std::span<const float> a, std::span<const float> b, const std::string& what) {
@@ -108,6 +161,62 @@ TEST_P(RowIndependence, RejectedRowsLeaveNoTrace) {
     done += size_t(right);
   }
   expect_same_bits(got, want, "with rejected drafts in between");
+}
+
+TEST_P(RowIndependence, EveryPathOfATreeEqualsTheChainAndPlainSteps) {
+  std::mt19937 rng(70);
+  for (const int n : {2, 3, 9, 32}) {
+    const std::vector<TokenId> prompt = tokens(40 + int(rng() % 50), n), ids = tokens(n, 100 + n);
+    const std::vector<int8_t> parents = random_tree(rng, n);
+    StatePool pool = model_.make_pool(1, 130);
+    SequenceState state = value_or_throw(SequenceState::create(pool));
+    model_.prefill(pool, state, prompt);
+    const std::vector<float> got = verify_tree(pool, state, ids, parents, {});
+    for (int leaf = 0; leaf < n; ++leaf) {
+      if (std::count(parents.begin(), parents.end(), int8_t(leaf)) > 0) continue;
+      const std::vector<int> path = path_to(parents, leaf);
+      std::vector<TokenId> chain;
+      for (const int r : path) chain.push_back(ids[size_t(r)]);
+      const std::vector<float> want =
+          leaf + 1 < n ? model_.verify(pool, state, chain, 0) : plain(prompt, chain);
+      for (size_t i = 0; i < path.size(); ++i) {
+        expect_same_bits(row(got, path[i]), row(want, int(i)),
+                         "row " + std::to_string(path[i]) + " of " + std::to_string(n));
+      }
+    }
+  }
+}
+
+TEST_P(RowIndependence, RoundsOfCommittedPathsEqualPlainSteps) {
+  const BackendOptions& backend = GetParam().backend;
+  const bool fast = backend.isa.rfind("avx", 0) == 0 && GetParam().model.find("/tiny/") != std::string::npos;
+  const int rounds = fast ? 300 : 12;
+  std::mt19937 rng(71);
+  StatePool pool = model_.make_pool(1, 3000), plain_pool = model_.make_pool(1, 3000);
+  SequenceState state = value_or_throw(SequenceState::create(pool)),
+                plain_state = value_or_throw(SequenceState::create(plain_pool));
+  const std::vector<TokenId> prompt = tokens(50, 72);
+  model_.prefill(pool, state, prompt);
+  model_.prefill(plain_pool, plain_state, prompt);
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const int n = 1 + int(rng() % 32);
+    const std::vector<TokenId> ids = tokens(n, 1000 + round);
+    const std::vector<int8_t> parents = random_tree(rng, n);
+    std::vector<int> keep = path_to(parents, int(rng() % unsigned(n)));
+    keep.resize(std::min(keep.size(), size_t(rng() % 9)));  // none is legal
+    const std::vector<float> got = verify_tree(pool, state, ids, parents, keep);
+    for (const int r : keep) {
+      const std::vector<float> want =
+          model_.verify(plain_pool, plain_state, std::span(&ids[size_t(r)], 1), 1);
+      expect_same_bits(row(got, r), want, "round " + std::to_string(round) + ", row " + std::to_string(r));
+    }
+    ASSERT_EQ(state.length(), plain_state.length());
+    if (round % 10 != 9) continue;
+    state.flush();
+    plain_state.flush();
+    expect_same_bits(recurrent_state(pool, state), recurrent_state(plain_pool, plain_state),
+                     "state after round " + std::to_string(round));
+  }
 }
 
 TEST_P(RowIndependence, ABatchOfEightEqualsEachAlone) {

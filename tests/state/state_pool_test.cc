@@ -70,6 +70,29 @@ TEST_F(StatePoolTest, CommitKeepsAPrefixAndFlipsTheTape) {
   EXPECT_TRUE(a.rows(0).pending.empty()) << "rows folded by the step must not be folded again";
 }
 
+TEST_F(StatePoolTest, CommitKeepsAPathOfATree) {
+  StatePool p = pool(1, 64);
+  SequenceState a = *SequenceState::create(p);
+  ASSERT_TRUE(a.begin_prefill(5).ok());
+  a.end_prefill();
+  const std::vector<int8_t> parents = {-1, 0, 1, 0};
+  ASSERT_TRUE(a.begin_verify(parents).ok());
+  const SeqStep step = a.rows(0);
+  EXPECT_EQ(std::vector<int8_t>(step.parents.begin(), step.parents.end()), parents);
+  EXPECT_EQ(step.depth(2), 2);
+  EXPECT_EQ(step.depth(3), 1);
+  EXPECT_DEATH(a.commit(std::vector<int>{0, 1, 3}), "row 3 after row 1, of 4 rows: not a path");
+  EXPECT_DEATH(a.commit(std::vector<int>{1}), "row 1 after row -1, of 4 rows: not a path");
+  a.commit(std::vector<int>{0, 3});
+  EXPECT_EQ(a.length(), 7);
+  ASSERT_TRUE(a.begin_verify(2).ok());
+  EXPECT_TRUE(a.rows(0).parents.empty());
+  ASSERT_EQ(a.rows(0).pending.size(), 2u);
+  EXPECT_EQ(a.rows(0).pending[1], 3);
+  a.commit(std::vector<int>{});
+  EXPECT_EQ(a.length(), 7);
+}
+
 TEST_F(StatePoolTest, BytesAreKnownBeforeAnythingIsAllocated) {
   const StateLimits limits{.max_sequences = 3, .max_positions = 1000, .tape_rows = 4};
   EXPECT_GT(StatePool::bytes(*backend_, shape(), limits), 0u);

@@ -74,7 +74,7 @@ void CpuBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
     t.m_stride = a.projection.stride;
     t.out_stride = a.qkv.stride;
     t.n_rows = seq.n_rows;
-    t.parents = seq.parents.data();
+    if (!seq.parents.empty()) t.parents = seq.parents.data();
     t.m = row(a.projection, seq.first_row) + channel;
     t.out = row(a.qkv, seq.first_row) + channel;
     if (step.path == Path::decode) {
