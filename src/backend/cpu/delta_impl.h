@@ -89,20 +89,18 @@ struct DeltaRows {
   alignas(64) float q[kMaxDecodeRows][kMaxKeyDim];
   alignas(64) float g[kMaxDecodeRows];
   alignas(64) float state[kStateRows][kMaxKeyDim];  // already decayed for the coming token
-  // In a tree: the depth at which what a token leaves is kept for its later children, and the depth to go
+  // Of a tree: the depth at which what a token leaves is kept for its later children, and the depth to go
   // back to before a token that does not follow the one before it; else -1.
   int8_t keep[kMaxDecodeRows], back[kMaxDecodeRows];
 };
 
 inline void plan_tree(const DeltaTile& t, DeltaRows& rows) {
   int8_t depth[kMaxDecodeRows];
-  for (int r = 0; r < t.n_rows; ++r) {
-    rows.keep[r] = rows.back[r] = -1;
-    if (t.parents == nullptr || r == 0) {
-      depth[r] = 0;
-      continue;
-    }
+  depth[0] = 0;
+  rows.keep[0] = rows.back[0] = -1;
+  for (int r = 1; r < t.n_rows; ++r) {
     const int parent = t.parents[r];
+    rows.keep[r] = rows.back[r] = -1;
     depth[r] = int8_t(depth[parent] + 1);
     if (parent != r - 1) rows.keep[parent] = rows.back[r] = depth[parent];
   }
@@ -224,6 +222,7 @@ inline void for_state_rows(int n, F f) {
 }
 
 // Rows [first, first + n) of the state, n <= kStateRows: fold, store, then the tokens on the copy in `rows`.
+template <bool kTree>
 inline void delta_tile(const DeltaTile& t, int first, int n, DeltaRows& rows) {
   const int padded = round_up(t.d_k, kLanes);
   Vec dots[kStateRows], sums[kStateRows];
@@ -235,25 +234,31 @@ inline void delta_tile(const DeltaTile& t, int first, int n, DeltaRows& rows) {
   float* s = t.s + int64_t{first} * t.d_k;
   for_state_rows(n, [&]<int R>(int i) { load_rows<R>(t, deltas, s + int64_t{i} * t.d_k, i, rows, dots); });
   alignas(64) float delta[kStateRows];
-  const auto kept = [&](int depth) { return t.kept + depth * kStateRows * padded; };
   for (int r = 0; r < t.n_rows; ++r) {
-    if (rows.back[r] >= 0) {
-      for_state_rows(n, [&]<int R>(int i) { go_back<R>(rows, r, padded, kept(rows.back[r]), i, dots); });
+    bool last = r + 1 == t.n_rows;  // no token follows at once
+    float* keep = nullptr;
+    if constexpr (kTree) {
+      last = last || rows.back[r + 1] >= 0;
+      if (rows.keep[r] >= 0) keep = t.kept + rows.keep[r] * kStateRows * padded;
+      if (rows.back[r] >= 0) {
+        const float* kept = t.kept + rows.back[r] * kStateRows * padded;
+        for_state_rows(n, [&]<int R>(int i) { go_back<R>(rows, r, padded, kept, i, dots); });
+      }
     }
     const Vec prediction = sum_each(dots);
     const Vec d = set1(t.beta[r]) * (load_up_to(t.v[r] + first, n) - prediction);
     store(delta, d);
     store_up_to(t.delta[r] + first, d, n);
-    const auto run = [&]<bool kLast, bool kKeep>(float* to) {
+    const auto run = [&]<bool kLast, bool kKeep>() {
       for_state_rows(
-          n, [&]<int R>(int i) { run_rows<R, kLast, kKeep>(rows, r, padded, delta, i, to, dots, sums); });
+          n, [&]<int R>(int i) { run_rows<R, kLast, kKeep>(rows, r, padded, delta, i, keep, dots, sums); });
     };
-    if (rows.keep[r] >= 0) {  // has a child, so the next token follows
-      run.template operator()<false, true>(kept(rows.keep[r]));
-    } else if (r + 1 < t.n_rows && rows.back[r + 1] < 0) {
-      run.template operator()<false, false>(nullptr);
+    if (last) {
+      run.template operator()<true, false>();
+    } else if (kTree && keep != nullptr) {  // a token with later children has one that follows at once
+      run.template operator()<false, kTree>();
     } else {
-      run.template operator()<true, false>(nullptr);
+      run.template operator()<false, false>();
     }
     store_up_to(t.y[r] + first, sum_each(sums), n);
   }
@@ -274,10 +279,14 @@ inline void delta_step(const DeltaTile& t) {
     }
     if (t.tape_g[r] != nullptr) *t.tape_g[r] = rows.g[r];
   }
-  plan_tree(t, rows);
+  if (t.parents != nullptr) plan_tree(t, rows);
   for (int i = 0; i < t.n_state_rows; i += kStateRows) {
-    const int left = t.n_state_rows - i;
-    delta_tile(t, i, left < kStateRows ? left : kStateRows, rows);
+    const int left = t.n_state_rows - i, n = left < kStateRows ? left : kStateRows;
+    if (t.parents != nullptr) {
+      delta_tile<true>(t, i, n, rows);
+    } else {
+      delta_tile<false>(t, i, n, rows);
+    }
   }
 }
 
