@@ -174,7 +174,7 @@ class Report {
   int print(const Status& status) {
     Output out;
     if (!status.ok()) json_["error"] = status.error().message;
-    out.write(flags_.json ? json_line(json_) : text_);
+    out.write(flags_.json ? json_line(json_) : terminal_safe(text_));
     const int code = out.finish(kCommand, kDone);
     if (code != kDone || status.ok()) return code;
     return fail(kCommand, status.error().message);

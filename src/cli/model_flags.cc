@@ -115,6 +115,7 @@ SamplingParams SamplingFlags::params(const LoadedModel& model) const {
 }
 
 Result<std::string> read_text(const std::string& path) {
+  if (path.empty()) return Error{"the file to read has no name (- is standard input)"};
   const bool standard = path == "-";
   const auto close = [](std::FILE* f) {
     if (f != stdin) std::fclose(f);
@@ -125,7 +126,12 @@ Result<std::string> read_text(const std::string& path) {
   if (!file) return Error{fmt::format("{}: {}", shown, std::strerror(errno))};
   std::string text;
   char block[1 << 16];
-  while (const size_t n = std::fread(block, 1, sizeof block, file.get())) text.append(block, n);
+  // A short read is the end: reading on would ask a terminal for a second Ctrl-D.
+  size_t n = sizeof block;
+  while (n == sizeof block) {
+    n = std::fread(block, 1, sizeof block, file.get());
+    text.append(block, n);
+  }
   if (std::ferror(file.get())) return Error{fmt::format("{}: {}", shown, std::strerror(errno))};
   return text;
 }

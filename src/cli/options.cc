@@ -60,6 +60,7 @@ std::vector<int> number_list(const std::string& name, const std::string& text, c
 }
 
 std::string word(const std::string& name, const std::string& text, const OptionRule& rule) {
+  if (rule.required && text.empty()) throw CLI::ValidationError("expected a name, found nothing", name);
   if (!rule.choices.empty() &&
       std::find(rule.choices.begin(), rule.choices.end(), text) == rule.choices.end()) {
     throw CLI::ValidationError(

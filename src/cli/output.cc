@@ -15,6 +15,7 @@ namespace tandem {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 16;
+constexpr size_t kMaxMessage = 4000;
 
 // All of `text` to a file descriptor; errno, or 0.
 int write_all(int fd, std::string_view text) {
@@ -29,7 +30,7 @@ int write_all(int fd, std::string_view text) {
 
 void message(std::string_view command, std::string_view kind, std::string_view text) {
   const std::string program = command.empty() ? "tandem" : fmt::format("tandem {}", command);
-  say(fmt::format("{}: {}{}\n", program, kind, terminal_safe(text)));
+  say(fmt::format("{}: {}{}\n", program, kind, terminal_safe(text, kMaxMessage)));
 }
 
 // Bytes of the valid UTF-8 sequence at the start of `text` that may reach a terminal, 0 if there is none.
@@ -81,17 +82,16 @@ void warn(std::string_view command, std::string_view text) { message(command, "w
 
 void say(std::string_view text) { (void)write_all(STDERR_FILENO, text); }
 
-std::string terminal_safe(std::string_view text) {
-  constexpr size_t kMax = 4000;
+std::string terminal_safe(std::string_view text, size_t max_bytes) {
   std::string out;
   while (!text.empty()) {
-    if (out.size() >= kMax) return out + "...";
     const size_t n = safe_bytes(text);
     if (n == 0) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
     out += text.substr(0, n);
     text.remove_prefix(std::max<size_t>(n, 1));
   }
-  return out;
+  if (out.size() <= max_bytes) return out;
+  return out.substr(0, max_bytes / 2) + " ... " + out.substr(out.size() - max_bytes / 2);
 }
 
 void fill_standard_descriptors() {

@@ -31,8 +31,8 @@ class Output {
 void say(std::string_view text);
 
 // A name or a text from outside made fit for a terminal: control characters, and bytes that are not UTF-8,
-// become \xHH (newlines and tabs stay), and more than a few thousand bytes are cut.
-std::string terminal_safe(std::string_view text);
+// become \xHH (newlines and tabs stay); of more than max_bytes the middle is left out.
+std::string terminal_safe(std::string_view text, size_t max_bytes = std::string_view::npos);
 
 // Opens /dev/null on those of the descriptors 0, 1 and 2 that are closed, so that no file of ours ever gets
 // one of these numbers. Standard input and output stay unusable: who needs them is told.

@@ -9,6 +9,7 @@
 
 #include "base/mapped_file.h"
 #include "format/checkpoint.h"
+#include "format/printable.h"
 #include "model/checkpoint_source.h"
 #include "model/mtp_head.h"
 #include "model/published_shapes.h"
@@ -25,7 +26,7 @@ Status check_folder(const std::string& folder) {
   if (status.type() == std::filesystem::file_type::not_found)
     return Error{fmt::format("{}: no such folder; {}", folder, wanted)};
   if (code) return Error{fmt::format("{}: cannot look at the folder: {}", folder, code.message())};
-  if (!std::filesystem::is_directory(status))
+  if (status.type() != std::filesystem::file_type::directory)
     return Error{fmt::format("{}: not a folder; {}", folder, wanted)};
   return {};
 }
@@ -51,13 +52,31 @@ Status load_text_files(const std::string& folder, LoadedModel& model) {
   return {};
 }
 
-std::vector<TokenId> stop_ids_of(const LoadedModel& model) {
-  std::vector<TokenId> ids = model.config.eos_ids;
-  ids.insert(ids.end(), model.generation.eos_ids.begin(), model.generation.eos_ids.end());
+// The tokens that end an answer. Of those that can never be generated `warn` hears.
+std::vector<TokenId> stop_ids_of(const LoadedModel& model,
+                                 const std::function<void(const std::string&)>& warn) {
+  std::vector<TokenId> ids;
+  const auto add = [&](std::span<const TokenId> found, const char* file) {
+    for (const TokenId id : found) {
+      if (id < model.config.vocab_size) {
+        ids.push_back(id);
+      } else if (warn) {
+        warn(fmt::format("{}/{}: eos_token_id {} is beyond the vocabulary of {} tokens: it ends no answer",
+                         model.name, file, id, model.config.vocab_size));
+      }
+    }
+  };
+  add(model.config.eos_ids, "config.json");
+  add(model.generation.eos_ids, "generation_config.json");
   if (model.tokenizer && model.tokenizer->eos()) ids.push_back(*model.tokenizer->eos());
+  if (model.tokenizer && !model.tokenizer->unknown_eos().empty() && warn) {
+    warn(
+        fmt::format("{}/tokenizer_config.json: eos_token '{}' is none of the {} tokens of tokenizer.json: it "
+                    "ends no answer",
+                    model.name, printable(model.tokenizer->unknown_eos()), model.tokenizer->n_tokens()));
+  }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  std::erase_if(ids, [&](TokenId id) { return id < 0 || id >= model.config.vocab_size; });
   return ids;
 }
 
@@ -86,7 +105,7 @@ Result<LoadedModel> load_model(const ModelOptions& options) {
                         CheckpointSource::create(checkpoint, model.config, options.warn));
     TD_ASSIGN_OR_RETURN(model.decoder,
                         load_decoder(source, model.config, *model.backend, options.limits, options.progress));
-    model.stop_ids = stop_ids_of(model);
+    model.stop_ids = stop_ids_of(model, options.warn);
   }
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
@@ -109,14 +128,15 @@ Status check_model(const std::string& folder, const std::function<void(const std
 
 SamplingParams default_sampling(const GenerationConfig& g) {
   SamplingParams params;
+  // Penalties change the logits before any choice, the greedy one as well.
+  params.repetition_penalty = float(g.repetition_penalty.value_or(1.0));
+  params.presence_penalty = float(g.presence_penalty.value_or(0.0));
+  params.frequency_penalty = float(g.frequency_penalty.value_or(0.0));
   if (!g.do_sample.value_or(false)) return params;
   params.temperature = float(g.temperature.value_or(1.0));
   params.top_k = g.top_k.value_or(0);
   params.top_p = g.top_p.value_or(1.0);
   params.min_p = g.min_p.value_or(0.0);
-  params.repetition_penalty = float(g.repetition_penalty.value_or(1.0));
-  params.presence_penalty = float(g.presence_penalty.value_or(0.0));
-  params.frequency_penalty = float(g.frequency_penalty.value_or(0.0));
   return params;
 }
 

@@ -54,7 +54,7 @@ Result<LoadedModel> load_model(const ModelOptions& options);
 Status check_model(const std::string& folder, const std::function<void(const std::string&)>& warn);
 
 // Sampling defaults of the checkpoint: generation_config.json decides; do_sample false or no file means
-// greedy.
+// greedy; its penalties count either way.
 SamplingParams default_sampling(const GenerationConfig& generation);
 
 }  // namespace tandem

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <system_error>
 
 #include "base/mapped_file.h"
 #include "format/json.h"
@@ -42,18 +41,18 @@ Result<GenerationConfig> parse_generation_config(std::span<const std::byte> text
   TD_ASSIGN_OR_RETURN(const std::optional<int64_t> top_k, fields.integer("top_k", -1, kMaxId));
   if (top_k) config.top_k = std::max(0, int(*top_k));  // -1 is another spelling of off
   TD_ASSIGN_OR_RETURN(config.top_p, fields.number("top_p", 0, 1));
+  if (config.top_p == 0.0) return fields.error("top_p", "expected a number above 0 and at most 1, found 0");
   TD_ASSIGN_OR_RETURN(config.min_p, fields.number("min_p", 0, 1));
-  TD_ASSIGN_OR_RETURN(config.repetition_penalty, fields.number("repetition_penalty", 1e-6, 1e6));
-  TD_ASSIGN_OR_RETURN(config.presence_penalty, fields.number("presence_penalty", -100, 100));
-  TD_ASSIGN_OR_RETURN(config.frequency_penalty, fields.number("frequency_penalty", -100, 100));
+  TD_ASSIGN_OR_RETURN(config.repetition_penalty, fields.number("repetition_penalty", 1e-6, 10));
+  TD_ASSIGN_OR_RETURN(config.presence_penalty, fields.number("presence_penalty", -2, 2));
+  TD_ASSIGN_OR_RETURN(config.frequency_penalty, fields.number("frequency_penalty", -2, 2));
   TD_ASSIGN_OR_RETURN(config.max_new_tokens, small_integer(fields, "max_new_tokens"));
   return config;
 }
 
 Result<GenerationConfig> load_generation_config(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / "generation_config.json").string();
-  std::error_code code;
-  if (!std::filesystem::exists(path, code) && !code) return GenerationConfig{};
+  if (is_absent(path)) return GenerationConfig{};
   TD_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   return parse_generation_config(file.bytes(), path);
 }

@@ -21,14 +21,15 @@ struct GenerationConfig {
   std::optional<bool> do_sample;
   std::optional<double> temperature;         // >= 0
   std::optional<int> top_k;                  // 0: off
-  std::optional<double> top_p;               // in [0, 1]
+  std::optional<double> top_p;               // in (0, 1]
   std::optional<double> min_p;               // in [0, 1]
-  std::optional<double> repetition_penalty;  // > 0
-  std::optional<double> presence_penalty;
-  std::optional<double> frequency_penalty;
+  std::optional<double> repetition_penalty;  // in (0, 10]
+  std::optional<double> presence_penalty;    // in [-2, 2]
+  std::optional<double> frequency_penalty;   // in [-2, 2]
   std::optional<int> max_new_tokens;
 };
 
+// Ranges are those of SamplingParams, so that a bad default is an error here, which names file and field.
 // Parses the text of a generation_config.json; fields that are not listed above are ignored.
 Result<GenerationConfig> parse_generation_config(std::span<const std::byte> text, const std::string& path);
 

@@ -1,6 +1,7 @@
 #include "quant/quantize_folder.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -128,12 +129,27 @@ class TemporaryFolder {
 };
 
 Status check_output(const std::string& output) {
+  const std::string name = fs::path(output).filename().string();
+  if (name.empty() || name == "." || name == "..") {
+    return Error{output +
+                 ": the output becomes a new folder: give it a name of its own, as in DIR/model-4bit"};
+  }
   std::error_code code;
-  const fs::file_status status = fs::status(output, code);
+  const fs::file_status status = fs::symlink_status(output, code);
   if (status.type() == fs::file_type::not_found) return {};
+  if (fs::is_symlink(status)) {
+    return Error{output +
+                 ": the output is a symbolic link; name the folder that it stands for, or remove it"};
+  }
   if (code) return Error{fmt::format("{}: cannot look at the output folder: {}", output, code.message())};
   if (!fs::is_directory(status))
     return Error{output + ": the output exists and is not a folder; choose another name"};
+  struct stat own {
+  }, parent{};
+  if (::stat(output.c_str(), &own) == 0 && ::stat((output + "/..").c_str(), &parent) == 0 &&
+      own.st_dev != parent.st_dev) {
+    return Error{output + ": a file system is mounted on the output folder; name a folder inside it"};
+  }
   if (!fs::is_empty(output, code) && !code) {
     return Error{output + ": the output folder is not empty; choose another name or remove it"};
   }
@@ -323,8 +339,7 @@ Status write_other_files(const QuantizeOptions& options, const TemporaryFolder& 
   TD_RETURN_IF_ERROR(write_file_atomically(folder / "config.json", std::as_bytes(std::span(text))));
   for (const char* name : kFilesToCopy) {
     const std::string path = (input / name).string();
-    std::error_code code;
-    if (!fs::is_regular_file(path, code)) continue;
+    if (is_absent(path)) continue;
     TD_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
     TD_RETURN_IF_ERROR(write_file_atomically(folder / name, file.bytes()));
     report.copied.emplace_back(name);

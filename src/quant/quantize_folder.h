@@ -22,7 +22,7 @@ struct QuantizeProgress {
 
 struct QuantizeOptions {
   std::string input;   // folder with config.json and safetensors, not quantised
-  std::string output;  // must not exist, or be an empty folder
+  std::string output;  // must not exist, or be an empty folder (no link, no mount point)
   QuantParams params;
   int n_threads = 1;
   uint64_t max_shard_bytes = 5'000'000'000;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <utility>
 
 #include "base/mapped_file.h"
@@ -17,11 +16,6 @@ constexpr const char* kDefault = "default";
 constexpr const char* kToolUse = "tool_use";
 
 namespace dom = simdjson::dom;
-
-bool file_exists(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
-}
 
 using Sources = std::map<std::string, std::string>;
 
@@ -82,18 +76,18 @@ Result<ChatTemplate> ChatTemplate::load(const std::string& folder) {
   ChatTemplate result;
   Sources sources;
   std::string from = config_path;
-  if (file_exists(config_path)) {
+  if (!is_absent(config_path)) {
     TD_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::load(config_path));
     TD_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of_root(document, config_path));
     result.token_strings_ = read_token_strings(fields);
     TD_ASSIGN_OR_RETURN(sources, read_templates(fields));
   }
-  if (const std::string path = folder + "/chat_template.jinja"; file_exists(path)) {
+  if (const std::string path = folder + "/chat_template.jinja"; !is_absent(path)) {
     TD_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
     sources = {
         {kDefault, std::string(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size())}};
     from = path;
-  } else if (const std::string json = folder + "/chat_template.json"; file_exists(json)) {
+  } else if (const std::string json = folder + "/chat_template.json"; !is_absent(json)) {
     TD_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::load(json));
     TD_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of_root(document, json));
     TD_ASSIGN_OR_RETURN(sources, read_templates(fields));

@@ -78,6 +78,8 @@ class Tokenizer {
   std::optional<TokenId> bos() const { return bos_; }
   std::optional<TokenId> eos() const { return eos_; }
   std::optional<TokenId> pad() const { return pad_; }
+  // What tokenizer_config.json calls eos_token when no token is written so; else empty.
+  const std::string& unknown_eos() const { return unknown_eos_; }
 
  private:
   friend class TokenizerReader;
@@ -99,6 +101,7 @@ class Tokenizer {
   TokenId byte_ids_[256];       // id of each single byte, -1 for none
   bool ignore_merges_ = false;  // a piece that is a token as a whole is taken as it is
   std::optional<TokenId> bos_, eos_, pad_;
+  std::string unknown_eos_;
 };
 
 }  // namespace tandem

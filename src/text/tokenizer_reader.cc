@@ -106,14 +106,14 @@ class TokenizerReader {
     TD_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::parse(text, file, kLimits));
     TD_ASSIGN_OR_RETURN(const JsonFields root, JsonFields::of_root(document, file));
     TD_RETURN_IF_ERROR(read_named(tokenizer, root, "bos_token", tokenizer.bos_));
-    TD_RETURN_IF_ERROR(read_named(tokenizer, root, "eos_token", tokenizer.eos_));
+    TD_RETURN_IF_ERROR(read_named(tokenizer, root, "eos_token", tokenizer.eos_, &tokenizer.unknown_eos_));
     return read_named(tokenizer, root, "pad_token", tokenizer.pad_);
   }
 
  private:
   // "<|im_end|>" or {"content": "<|im_end|>", ..}.
   static Status read_named(const Tokenizer& tokenizer, const JsonFields& root, std::string_view key,
-                           std::optional<TokenId>& id) {
+                           std::optional<TokenId>& id, std::string* unknown = nullptr) {
     const auto value = root.element(key);
     if (!value) return {};
     std::string content;
@@ -124,6 +124,7 @@ class TokenizerReader {
       TD_ASSIGN_OR_RETURN(content, require_string(root, key));
     }
     id = tokenizer.id_of(content);
+    if (!id && unknown != nullptr) *unknown = content;
     return {};
   }
 
@@ -354,8 +355,7 @@ Result<Tokenizer> Tokenizer::load(const std::string& folder) {
   TD_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   TD_ASSIGN_OR_RETURN(Tokenizer tokenizer, TokenizerReader(path).read(file.bytes()));
   const std::string config_path = folder + "/tokenizer_config.json";
-  std::error_code code;
-  if (std::filesystem::exists(config_path, code)) {
+  if (!is_absent(config_path)) {
     TD_ASSIGN_OR_RETURN(const MappedFile config, MappedFile::open(config_path));
     TD_RETURN_IF_ERROR(TokenizerReader::read_config(tokenizer, config.bytes(), config_path));
   }

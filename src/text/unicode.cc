@@ -85,8 +85,8 @@ const icu::Normalizer2& nfc() {
   return *instance;
 }
 
-// NFC that sees only the characters of Unicode 9, as the reference's tables do.
-const icu::Normalizer2& nfc_of_unicode_9() {
+// The characters of Unicode 9: those of the reference's tables.
+const icu::UnicodeSet& unicode_9() {
   static const icu::UnicodeSet* const known = [] {
     UErrorCode status = U_ZERO_ERROR;
     auto* set = new icu::UnicodeSet(UNICODE_STRING_SIMPLE("[:Age=9.0:]"), status);
@@ -94,7 +94,12 @@ const icu::Normalizer2& nfc_of_unicode_9() {
     set->freeze();
     return set;
   }();
-  static const icu::FilteredNormalizer2 instance(nfc(), *known);
+  return *known;
+}
+
+// NFC that sees only those.
+const icu::Normalizer2& nfc_of_unicode_9() {
+  static const icu::FilteredNormalizer2 instance(nfc(), unicode_9());
   return instance;
 }
 
@@ -121,6 +126,87 @@ void move_ranges(const icu::Edits& edits, std::vector<ByteRange>& ranges) {
     while (r < ranges.size() && ranges[r].end <= src_end) ++r;
   }
   ranges = std::move(moved);
+}
+
+// Combining marks in a row, counted in bytes.
+struct MarkRun {
+  size_t begin, end;
+};
+
+// A mark as canonical reordering sees it: also a character whose decomposition begins with one.
+bool is_reordered(char32_t c) {
+  return c >= 0x300 && u_getIntPropertyValue(UChar32(c), UCHAR_LEAD_CANONICAL_COMBINING_CLASS) != 0 &&
+         unicode_9().contains(UChar32(c));
+}
+
+// Runs of marks that are long enough for ICU's reordering, which inserts one by one, to be felt.
+std::vector<MarkRun> long_mark_runs(std::string_view text) {
+  constexpr size_t kLong = 64;
+  std::vector<MarkRun> runs;
+  size_t begin = 0, n = 0;
+  for (size_t i = 0; i < text.size();) {
+    if (const size_t ascii = ascii_run(text, i); ascii > 0) {
+      if (n >= kLong) runs.push_back({begin, i});
+      n = 0;
+      i += ascii;
+      continue;
+    }
+    const CodePoint c = code_point_at(text, i);
+    if (is_reordered(c.value)) {
+      if (n++ == 0) begin = i;
+    } else {
+      if (n >= kLong) runs.push_back({begin, i});
+      n = 0;
+    }
+    i += c.n_bytes;
+  }
+  if (n >= kLong) runs.push_back({begin, text.size()});
+  return runs;
+}
+
+// The marks decomposed and in canonical order, by one stable sort.
+std::string in_canonical_order(std::string_view marks) {
+  std::vector<std::pair<uint8_t, UChar32>> sorted;
+  icu::UnicodeString parts;
+  for (size_t i = 0; i < marks.size();) {
+    const CodePoint c = code_point_at(marks, i);
+    if (nfc().getDecomposition(UChar32(c.value), parts)) {
+      for (int32_t k = 0; k < parts.length(); k = parts.moveIndex32(k, 1)) {
+        sorted.emplace_back(u_getCombiningClass(parts.char32At(k)), parts.char32At(k));
+      }
+    } else {
+      sorted.emplace_back(u_getCombiningClass(UChar32(c.value)), UChar32(c.value));
+    }
+    i += c.n_bytes;
+  }
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::string out;
+  for (const auto& [ordering, c] : sorted) append_utf8(char32_t(c), out);
+  return out;
+}
+
+// `text` with its long runs of marks in order, which is canonically the same. Nothing when all are in order.
+std::optional<std::string> with_marks_in_order(std::string_view text, std::vector<ByteRange>* ranges) {
+  std::string out;
+  icu::Edits edits;
+  size_t copied = 0;
+  for (const MarkRun& run : long_mark_runs(text)) {
+    const std::string_view marks = text.substr(run.begin, run.end - run.begin);
+    const std::string ordered = in_canonical_order(marks);
+    if (ordered == marks) continue;
+    out += text.substr(copied, run.begin - copied);
+    out += ordered;
+    edits.addUnchanged(int32_t(run.begin - copied));
+    edits.addReplace(int32_t(marks.size()), int32_t(ordered.size()));
+    copied = run.end;
+  }
+  if (copied == 0) return std::nullopt;
+  out += text.substr(copied);
+  if (out.size() > size_t(INT32_MAX)) return std::nullopt;
+  edits.addUnchanged(int32_t(text.size() - copied));
+  if (ranges != nullptr) move_ranges(edits, *ranges);
+  return out;
 }
 
 }  // namespace
@@ -268,9 +354,16 @@ std::optional<std::vector<CodePointRange>> code_points_with(std::string_view pro
 bool normalize_nfc(std::string_view text, std::string& out, std::vector<ByteRange>* ranges) {
   if (ascii_run(text, 0) == text.size()) return false;
   TD_CHECK(text.size() <= size_t(INT32_MAX), "text of %zu bytes\n", text.size());
+  // Normal text has its marks in order, so what had to be ordered was not normal.
+  std::optional<std::string> ordered = with_marks_in_order(text, ranges);
+  if (ordered) text = *ordered;
   const icu::StringPiece piece(text.data(), int32_t(text.size()));
   UErrorCode status = U_ZERO_ERROR;
-  if (nfc().isNormalizedUTF8(piece, status) && U_SUCCESS(status)) return false;  // then for Unicode 9 as well
+  if (nfc().isNormalizedUTF8(piece, status) && U_SUCCESS(status)) {  // then for Unicode 9 as well
+    if (!ordered) return false;
+    out = *std::move(ordered);
+    return true;
+  }
   out.clear();
   icu::StringByteSink<std::string> sink(&out);
   icu::Edits edits;

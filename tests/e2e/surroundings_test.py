@@ -1,6 +1,7 @@
 """Closed streams, signals, limits and odd kinds of file: an answer or a message and an exit code, nothing left behind."""
 import json
 import os
+import pty
 import resource
 import shutil
 import signal
@@ -135,6 +136,106 @@ class FileKinds(TestCase):
                 os.mkfifo(model / name)
                 self.expect_error(tandem("inspect", "--model", model, timeout=20), 1, name, "not a regular file")
                 (self.tmp / "kept").replace(model / name)
+
+    def test_an_optional_file_that_is_broken_is_not_taken_for_absent(self):
+        model = self.copy(DEMO)
+        usual = tandem("generate", "--model", model, "--chat", "--prompt", "hi", "--max-tokens", "3")
+        self.assertEqual(usual.code, 0, usual)
+        for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"):
+            for target in ("nowhere", name):  # a link to nothing, a link to itself
+                with self.subTest(name=name, target=target):
+                    kept = (model / name).read_bytes() if (model / name).exists() else None
+                    (model / name).unlink(missing_ok=True)
+                    (model / name).symlink_to(target)
+                    run = tandem("generate", "--model", model, "--chat", "--prompt", "hi", "--max-tokens", "3")
+                    self.expect_error(run, 1, name)
+                    (model / name).unlink()
+                    if kept is not None:
+                        (model / name).write_bytes(kept)
+
+    def test_quantize_copies_all_files_or_says_why_not(self):
+        model = self.copy()
+        for make in (lambda path: path.mkdir(), lambda path: path.symlink_to("nowhere")):
+            make(model / "merges.txt")
+            self.expect_error(tandem("quantize", "--model", model, "--output", self.tmp / "out", "--group", "32"), 1, "merges.txt")
+            self.assertEqual(os.listdir(self.tmp), ["model"])
+            if (model / "merges.txt").is_symlink():
+                (model / "merges.txt").unlink()
+            else:
+                (model / "merges.txt").rmdir()
+
+    def test_an_output_that_cannot_be_replaced_is_refused_at_the_start(self):
+        (self.tmp / "empty").mkdir()
+        (self.tmp / "link").symlink_to("empty")
+        (self.tmp / "dangling").symlink_to("nowhere")
+        for output, word in ((".", "name"), ("empty/..", "name"), ("link", "symbolic link"), ("dangling", "symbolic link"),
+                             ("/proc", "mounted"), ("/dev/null", "not a folder")):
+            with self.subTest(output=output):
+                run = tandem("quantize", "--model", TINY, "--output", output, "--group", "32", cwd=self.tmp)
+                self.expect_error(run, 1, output, word)
+        run = tandem("quantize", "--model", TINY, "--output", "empty", "--group", "32", cwd=self.tmp)
+        self.assertEqual(run.code, 0, run)
+
+    def test_a_name_that_the_system_refuses_is_an_ordinary_error(self):
+        (self.tmp / "loop").symlink_to("loop")
+        for name, word in (("x" * 5000, "too long"), (str(self.tmp / "loop"), "symbolic link"), ("", "name")):
+            for command in (("generate", "--prompt", "a"), ("inspect",), ("tokenize", "--text", "a"), ("quantize", "--output", "out")):
+                with self.subTest(name=name[:20], command=command[0]):
+                    run = tandem(command[0], "--model", name, *command[1:], cwd=self.tmp)
+                    self.assertIn(run.code, (1, 2), run)
+                    self.assertIn(word, run.err[-500:])
+                    self.assertNotIn("unexpected", run.err)
+
+    def test_names_and_messages_from_files_do_not_drive_the_terminal(self):
+        model = self.copy(DEMO)
+        (model / "chat_template.jinja").write_text("{{ raise_exception('\x1b[31mred\x07' + 'x' * 1000000) }}")
+        run = tandem("generate", "--model", model, "--chat", "--prompt", "hi")
+        self.expect_error(run, 1, "\\x1b[31mred\\x07")
+        self.assertNotIn("\x1b", run.err)
+        self.assertLess(len(run.err), 10_000)
+        (model / "\x1b[2Jname").write_text("")
+        run = tandem("inspect", "--model", model)
+        self.assertNotIn("\x1b", run.out)
+        self.assertIn("\\x1b[2Jname", run.out)
+
+    def test_end_tokens_that_cannot_end_anything_are_warned_of(self):
+        model = self.copy(DEMO)
+        for name, value, words in (("config.json", 99999, ("config.json", "99999")),
+                                   ("generation_config.json", [99999, 8186], ("generation_config.json", "99999"))):
+            with self.subTest(name=name):
+                text = (model / name).read_text()
+                (model / name).write_text(json.dumps(json.loads(text) | {"eos_token_id": value}))
+                run = tandem("generate", "--model", model, "--prompt", "a", "--max-tokens", "2")
+                self.assertEqual(run.code, 0, run)
+                for word in ("warning: ", "vocabulary") + words:
+                    self.assertIn(word, run.err)
+                (model / name).write_text(text)
+        config = json.loads((model / "tokenizer_config.json").read_text()) | {"eos_token": "<|nothing|>"}
+        (model / "tokenizer_config.json").write_text(json.dumps(config))
+        run = tandem("generate", "--model", model, "--prompt", "a", "--max-tokens", "2")
+        self.assertIn("<|nothing|>", run.err)
+
+    def test_one_end_of_input_on_a_terminal_is_enough(self):
+        for args in (("generate", "-", "--max-tokens", "2"), ("tokenize", "-f", "-")):
+            with self.subTest(args=args):
+                main, side = pty.openpty()
+                process = subprocess.Popen([BINARY, args[0], "--model", DEMO, *args[1:]], stdin=side, stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE)
+                os.close(side)
+                os.write(main, b"def f\n\x04")
+                _, err = process.communicate(timeout=30)
+                self.assertEqual(process.returncode, 0, err)
+                os.close(main)
+
+    def test_penalties_of_the_checkpoint_count_for_greedy_answers(self):
+        model = self.copy(DEMO)
+        common = ("--prompt", "def f(n):", "--max-tokens", "30")
+        given = tandem("generate", "--model", model, *common, "--repetition-penalty", "1.8").out
+        self.assertNotEqual(tandem("generate", "--model", model, *common).out, given)
+        path = model / "generation_config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"do_sample": False, "repetition_penalty": 1.8}))
+        self.assertEqual(tandem("generate", "--model", model, *common).out, given)
 
 
 if __name__ == "__main__":

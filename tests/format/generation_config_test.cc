@@ -59,7 +59,10 @@ TEST(GenerationConfig, BadFieldsAreNamed) {
       {R"({"do_sample":1})", "generation_config.json: do_sample: expected true or false, found 1"},
       {R"({"eos_token_id":[1,"x"]})",
        "generation_config.json: eos_token_id: expected integers in [0, 2147483647]"},
+      {R"({"top_p":0})", "generation_config.json: top_p: expected a number above 0 and at most 1, found 0"},
       {R"({"repetition_penalty":0})", "generation_config.json: repetition_penalty: expected a number"},
+      {R"({"repetition_penalty":9000})", "generation_config.json: repetition_penalty: expected a number"},
+      {R"({"presence_penalty":3})", "generation_config.json: presence_penalty: expected a number in [-2, 2]"},
       {"{", "generation_config.json: not valid JSON"},
   };
   for (const auto& [text, expected] : cases) {

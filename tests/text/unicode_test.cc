@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
+#include <unicode/uniset.h>
 #include <unicode/unistr.h>
 
 #include "random_text.h"
@@ -159,6 +161,41 @@ TEST(NormalizeNfc, ComposesReordersAndLeavesNormalTextAlone) {
   EXPECT_EQ(out, "각");
   EXPECT_TRUE(normalize_nfc("q\u0307\u0323", out, nullptr));
   EXPECT_EQ(out, "q\u0323\u0307");
+}
+
+// Long runs of marks are sorted by us and not by ICU. Every kind of mark: of several classes, with a
+// decomposition of its own, younger than Unicode 9.
+RC_GTEST_PROP(NormalizeNfc, LongRunsOfMarksGiveWhatIcuGives, ()) {
+  const std::vector<std::string> marks{"\u0300", "\u0315", "\u0323", "\u0344", "\u0340", "\u0F73",
+                                       "\u3099", "\u0C3C", "\u05B0", "x",      "\u00E9"};
+  const int n = *rc::gen::inRange(60, 400), first_kinds = *rc::gen::inRange(2, 12);
+  std::string text = "e";
+  for (const int kind : *rc::gen::container<std::vector<int>>(size_t(n), rc::gen::inRange(0, first_kinds))) {
+    text += marks[size_t(std::min(kind, 10))];
+    if (kind >= 9) text += "\u0323\u0301\u0323";
+  }
+  std::string ours, theirs;
+  const bool changed = normalize_nfc(text, ours, nullptr);
+  UErrorCode status = U_ZERO_ERROR;
+  const icu::UnicodeSet known(UNICODE_STRING_SIMPLE("[:Age=9.0:]"), status);
+  const icu::FilteredNormalizer2 nfc(*icu::Normalizer2::getNFCInstance(status), known);
+  icu::UnicodeString normal;
+  nfc.normalize(icu::UnicodeString::fromUTF8(text), normal, status).toUTF8String(theirs);
+  RC_ASSERT(bool(U_SUCCESS(status)));
+  RC_ASSERT((changed ? ours : text) == theirs);
+}
+
+TEST(NormalizeNfc, TimeIsLinearInARunOfMarks) {
+  std::string text = "e", out;
+  for (int i = 0; i < 500'000; ++i) text += "\u0315\u0300";  // inserted one by one: minutes
+  for (int i = 0; i < 100'000; ++i) text += "\u0F73";        // 129, 130, 129, ..
+  std::vector<ByteRange> ranges{{0, 1}, {5, 7}, {text.size() + 1, text.size() + 2}};
+  text += " z";
+  ASSERT_TRUE(normalize_nfc(text, out, &ranges));
+  EXPECT_EQ(out.size(), text.size() + 300'000 - 1) << "each U+0F73 is two marks, one U+0300 goes into the e";
+  ASSERT_EQ(ranges.size(), 2u) << "a range in the run stands for all that moved, the e with it";
+  EXPECT_EQ(ranges[1].begin, out.size() - 1);
+  EXPECT_EQ(ranges[1].end, out.size());
 }
 
 TEST(NormalizeNfc, DoesNotMoveCharactersYoungerThanUnicode9) {
