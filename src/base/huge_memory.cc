@@ -44,8 +44,9 @@ Result<HugeBuffer> HugeArena::allocate(size_t bytes) {
     fresh->mapping = mmap(nullptr, fresh->mapping_bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (fresh->mapping == MAP_FAILED) {
-      return Error{"cannot map " + std::to_string(fresh->mapping_bytes) +
-                   " bytes for weights: " + strerror(errno)};
+      return Error{
+          "cannot map " + std::to_string(fresh->mapping_bytes) + " bytes for weights: " + strerror(errno) +
+          "; use a smaller or more strongly quantised model, or raise the limit of this shell (ulimit -v)"};
     }
     const auto address = reinterpret_cast<uintptr_t>(fresh->mapping);
     fresh->begin = static_cast<std::byte*>(fresh->mapping) + (round_up(address, kPage) - address);

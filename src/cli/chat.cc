@@ -62,12 +62,18 @@ class Lines {
   // The next line without its newline. Errors: the system's reason.
   Result<End> next(std::string& line) {
     while (true) {
-      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
+      if (const size_t end = buffer_.find('\n', n_searched_); end != std::string::npos) {
         line = buffer_.substr(0, end);
         buffer_.erase(0, end + 1);
+        n_searched_ = 0;
         return End::line;
       }
-      char block[4096];
+      n_searched_ = buffer_.size();
+      if (n_searched_ > kMaxLine) {
+        return Error{
+            fmt::format("standard input: a line of more than {} bytes, expected a message", kMaxLine)};
+      }
+      char block[1 << 16];
       const ssize_t n = ::read(STDIN_FILENO, block, sizeof block);
       if (n < 0 && errno == EINTR) {
         if (interrupted()) return End::interrupt;
@@ -77,6 +83,7 @@ class Lines {
       if (n == 0) {
         line = std::move(buffer_);
         buffer_.clear();
+        n_searched_ = 0;
         return line.empty() ? End::input : End::line;
       }
       buffer_.append(block, size_t(n));
@@ -84,15 +91,25 @@ class Lines {
   }
 
  private:
+  static constexpr size_t kMaxLine = size_t{64} << 20;  // far more than any context holds
   std::string buffer_;
+  size_t n_searched_ = 0;  // bytes of the buffer known to hold no end of a line
 };
+
+// Without the white space at its end: commands, and lines of files from Windows.
+std::string_view trimmed(std::string_view line) {
+  const size_t end = line.find_last_not_of(" \t\r");
+  return line.substr(0, end == line.npos ? 0 : end + 1);
+}
 
 class Chat {
  public:
-  Chat(const Flags& flags, const LoadedModel& model, Engine& engine)
+  // context: positions that the engine has for one conversation.
+  Chat(const Flags& flags, const LoadedModel& model, Engine& engine, int context)
       : flags_(flags),
         model_(model),
         engine_(engine),
+        context_(context),
         conversation_(flags.system, flags.thinking),
         terminal_(is_terminal(STDIN_FILENO) && is_terminal(STDOUT_FILENO)) {}
 
@@ -109,10 +126,11 @@ class Chat {
       const Result<Lines::End> end = lines_.next(line);
       if (!end.ok()) return fail(kCommand, end.error().message);
       if (*end == Lines::End::line) {
-        if (line == "/exit") return kDone;
-        if (line == "/clear") {
+        if (line.ends_with('\r')) line.pop_back();
+        if (trimmed(line) == "/exit") return kDone;
+        if (trimmed(line) == "/clear") {
           conversation_.clear();
-        } else if (!line.empty()) {
+        } else if (!trimmed(line).empty()) {
           if (const Status status = answer(line); !status.ok()) {
             conversation_.drop_last();
             // On a terminal one goes on; a script must learn of it.
@@ -131,6 +149,13 @@ class Chat {
   Status answer(const std::string& line) {
     conversation_.add_user(line);
     TD_ASSIGN_OR_RETURN(std::vector<TokenId> prompt, conversation_.prompt(model_));
+    if (prompt.size() >= size_t(context_)) {
+      return Error{
+          fmt::format("with this message the conversation has {} tokens, the context holds {} and the answer "
+                      "needs at least "
+                      "one: /clear forgets the conversation, a larger --context makes room",
+                      prompt.size(), context_)};
+    }
     Request request{.prompt = std::move(prompt),
                     .sampling = flags_.sampling.params(model_),
                     .max_tokens = flags_.sampling.max_tokens,
@@ -150,6 +175,7 @@ class Chat {
   const Flags& flags_;
   const LoadedModel& model_;
   Engine& engine_;
+  const int context_;
   Conversation conversation_;
   const bool terminal_;
   Lines lines_;
@@ -161,6 +187,8 @@ class Chat {
 int run_chat(Arguments args) {
   Flags flags;
   if (const auto code = parse(flags, args)) return *code;
+  if (const Status status = flags.model.check_reads_text(); !status.ok())
+    return fail(kCommand, status.error().message);
   const Result<LoadedModel> model = flags.model.load(kCommand, 1);
   if (!model.ok()) return fail(kCommand, model.error().message);
   if (!model->tokenizer) return fail(kCommand, model->name + ": no tokenizer.json, so there is no chat");
@@ -174,7 +202,7 @@ int run_chat(Arguments args) {
                                        .prefill_chunk = flags.model.prefill_chunk,
                                        .n_text_tokens = model->n_text_tokens()});
   if (!engine.ok()) return fail(kCommand, engine.error().message);
-  return Chat(flags, *model, **engine).run();
+  return Chat(flags, *model, **engine, *context).run();
 }
 
 }  // namespace tandem

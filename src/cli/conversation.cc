@@ -1,9 +1,12 @@
 #include "cli/conversation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <ctime>
 
 #include "cli/json.h"
+#include "text/unicode.h"
 
 namespace tandem {
 
@@ -43,6 +46,10 @@ Result<std::vector<TokenId>> Conversation::prompt(const LoadedModel& model) cons
   if (!model.chat_template) return model.chat_template_error;
   ChatInput input{.messages = Json::array(), .tools = nullptr, .extra = nullptr, .now = std::nullopt};
   for (const Message& m : messages_) {
+    if (const auto bad = first_invalid_utf8(m.content)) {
+      return Error{fmt::format("the {} message is not valid UTF-8 at byte {} (0x{:02x})", m.role, *bad,
+                               static_cast<unsigned char>(m.content[*bad]))};
+    }
     Json message{{"role", m.role}, {"content", m.content}};
     if (m.reasoning) message["reasoning_content"] = *m.reasoning;
     input.messages.push_back(std::move(message));

@@ -154,6 +154,8 @@ int run_generate(Arguments args) {
   if (const auto code = parse(flags, args)) return *code;
   std::string text;
   if (!flags.prompt_tokens) {
+    if (const Status status = flags.model.check_reads_text(); !status.ok())
+      return fail(kCommand, status.error().message);
     Result<std::string> read = prompt_text(flags);
     if (!read.ok()) return fail(kCommand, read.error().message);
     text = *std::move(read);

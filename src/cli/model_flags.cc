@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 
 #include "backend/step.h"
+#include "base/mapped_file.h"
 #include "cli/command.h"
 #include "cli/progress.h"
+#include "model/published_shapes.h"
 
 namespace tandem {
 
@@ -48,6 +51,12 @@ Status ModelFlags::check() const {
   return {};
 }
 
+Status ModelFlags::check_reads_text() const {
+  if (!is_synthetic(model) && (is_absent(model) || !is_absent(model + "/tokenizer.json"))) return {};
+  return Error{fmt::format(
+      "{}: no tokenizer.json, so text cannot be read: give token ids, as --prompt-tokens", model)};
+}
+
 Result<LoadedModel> ModelFlags::load(std::string_view command, int max_logit_rows) const {
   Progress progress("loading");
   return load_model({.model = model,
@@ -67,20 +76,24 @@ Result<int> ModelFlags::context_of(const LoadedModel& loaded) const {
 }
 
 void SamplingFlags::add_to(Options& options) {
+  constexpr double kLeastShare = 1e-6;  // of what the sampler takes above 0
   options.section("Answer");
   options.add("--max-tokens", &max_tokens, "N", fmt::format("Most tokens of the answer [{}]", max_tokens),
               {.min = 1});
   options.add("--temperature", &temperature, "T",
-              "0: always the most probable token [the checkpoint's, else 0]", {.min = 0});
+              "0: always the most probable token [the checkpoint's, else 0]", {.min = 0, .max = 1e6});
   options.add("--top-k", &top_k, "K", "Choose among the K most probable; 0: all [the checkpoint's]",
               {.min = 0});
   options.add("--top-p", &top_p, "P", "Choose among the most probable of this mass [the checkpoint's]",
-              {.min = 0, .max = 1});
+              {.min = kLeastShare, .max = 1});
   options.add("--min-p", &min_p, "P", "Drop what is less probable than P times the best [the checkpoint's]",
               {.min = 0, .max = 1});
-  options.add("--repetition-penalty", &repetition_penalty, "R", "Of tokens seen so far; 1: none");
-  options.add("--presence-penalty", &presence_penalty, "X", "Of tokens in the answer, once each; 0: none");
-  options.add("--frequency-penalty", &frequency_penalty, "X", "Of tokens in the answer, per use; 0: none");
+  options.add("--repetition-penalty", &repetition_penalty, "R", "Of tokens seen so far; 1: none",
+              {.min = kLeastShare, .max = 10});
+  options.add("--presence-penalty", &presence_penalty, "X", "Of tokens in the answer, once each; 0: none",
+              {.min = -2, .max = 2});
+  options.add("--frequency-penalty", &frequency_penalty, "X", "Of tokens in the answer, per use; 0: none",
+              {.min = -2, .max = 2});
   options.add("--seed", &seed, "N", "The same seed draws the same answer [0]");
   options.add("--stop", &stop, "TEXT", "End before this text; may be repeated");
   options.flag("--ignore-eos", ignore_eos, "Take end-of-text tokens as ordinary ones");
@@ -88,6 +101,8 @@ void SamplingFlags::add_to(Options& options) {
 }
 
 Status SamplingFlags::check() const {
+  if (std::find(stop.begin(), stop.end(), "") != stop.end())
+    return Error{"--stop: expected a text to stop at, found nothing"};
   if (drafter != "none") {
     return Error{fmt::format(
         "--drafter: '{}' is not in this build, which decodes without speculation: use --drafter none, the "
@@ -126,11 +141,14 @@ Result<std::string> read_text(const std::string& path) {
   if (!file) return Error{fmt::format("{}: {}", shown, std::strerror(errno))};
   std::string text;
   char block[1 << 16];
+  constexpr size_t kMax = size_t{1} << 30;  // what a tokenizer takes
   // A short read is the end: reading on would ask a terminal for a second Ctrl-D.
   size_t n = sizeof block;
   while (n == sizeof block) {
     n = std::fread(block, 1, sizeof block, file.get());
     text.append(block, n);
+    if (text.size() > kMax)
+      return Error{fmt::format("{}: more than {} bytes of text, which is the most", shown, kMax)};
   }
   if (std::ferror(file.get())) return Error{fmt::format("{}: {}", shown, std::strerror(errno))};
   return text;

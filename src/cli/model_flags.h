@@ -28,6 +28,8 @@ struct ModelFlags {
 
   // Errors: wrong usage that depends on more than one flag or on a rule options cannot say.
   Status check() const;
+  // Errors: a model without a tokenizer, which is known before it is loaded.
+  Status check_reads_text() const;
   // Loads with progress and warnings on standard error; at most max_logit_rows rows of logits per call.
   Result<LoadedModel> load(std::string_view command, int max_logit_rows) const;
   // --context held against the model. Errors: more than the model has.

@@ -15,12 +15,14 @@ namespace {
 
 std::string number_text(double x) {
   if (x == std::floor(x)) return fmt::format("{:.0f}", x);
-  return fmt::format("{}", x);
+  return std::abs(x) < 1e-3 ? fmt::format("{:f}", x) : fmt::format("{}", x);
 }
 
-std::string range_text(const OptionRule& rule, const char* kind) {
+// What `rule` allows. The limit of the type itself is named only to who went beyond it.
+enum class TypeLimit { unsaid, said };
+std::string range_text(const OptionRule& rule, const char* kind, TypeLimit limit) {
   const bool low = rule.min > std::numeric_limits<int>::min();
-  const bool high = rule.max < std::numeric_limits<int>::max();
+  const bool high = limit == TypeLimit::said || rule.max < std::numeric_limits<int>::max();
   if (low && high) return fmt::format("{} from {} to {}", kind, number_text(rule.min), number_text(rule.max));
   if (low) return fmt::format("{} from {} up", kind, number_text(rule.min));
   if (high) return fmt::format("{} up to {}", kind, number_text(rule.max));
@@ -38,12 +40,14 @@ T number(const std::string& name, const std::string& text, const OptionRule& rul
     good = good && double(value) >= rule.min && double(value) <= rule.max;
   }
   if (!good) {
+    const bool too_large = error == std::errc::result_out_of_range
+                               ? !text.starts_with('-')
+                               : error == std::errc() && double(value) > rule.max;
+    const TypeLimit limit = too_large ? TypeLimit::said : TypeLimit::unsaid;
     const char* kind = std::is_floating_point_v<T> ? "a number" : "a whole number";
-    throw CLI::ValidationError(
-        fmt::format(
-            "expected {}, found '{}'",
-            std::is_same_v<T, uint64_t> ? "a whole number from 0 to 2^64 - 1" : range_text(rule, kind), text),
-        name);
+    const std::string expected =
+        std::is_same_v<T, uint64_t> ? "a whole number from 0 to 2^64 - 1" : range_text(rule, kind, limit);
+    throw CLI::ValidationError(name, fmt::format("expected {}, found '{}'", expected, text));
   }
   return value;
 }
@@ -60,11 +64,11 @@ std::vector<int> number_list(const std::string& name, const std::string& text, c
 }
 
 std::string word(const std::string& name, const std::string& text, const OptionRule& rule) {
-  if (rule.required && text.empty()) throw CLI::ValidationError("expected a name, found nothing", name);
+  if (rule.required && text.empty()) throw CLI::ValidationError(name, "expected a name, found nothing");
   if (!rule.choices.empty() &&
       std::find(rule.choices.begin(), rule.choices.end(), text) == rule.choices.end()) {
     throw CLI::ValidationError(
-        fmt::format("expected one of {}, found '{}'", fmt::join(rule.choices, ", "), text), name);
+        name, fmt::format("expected one of {}, found '{}'", fmt::join(rule.choices, ", "), text));
   }
   return text;
 }
@@ -101,6 +105,23 @@ std::string indented(const std::string& lines) {
   return out;
 }
 
+// The first argument that looks like an option and is none; "" if there is none. Values of options are
+// passed over, whatever they look like.
+std::string unknown_option(const CLI::App& app, Arguments args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& a = args[i];
+    if (a == "--") break;
+    if (a.size() < 2 || a[0] != '-') continue;
+    const bool is_long = a[1] == '-';
+    const std::string name = is_long ? a.substr(0, a.find('=')) : a.substr(0, 2);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr) return is_long ? name : a;
+    const bool value_attached = is_long ? a.find('=') != a.npos : a.size() > 2;
+    if (option->get_items_expected_min() > 0 && !value_attached) ++i;
+  }
+  return "";
+}
+
 // The library leaves two empty lines between headings.
 std::string without_gaps(std::string text) {
   size_t at = 0;
@@ -134,7 +155,10 @@ void Options::add(const std::string& names, OptionTarget target, const std::stri
   const std::string shown = names.starts_with("-") ? names.substr(names.rfind(',') + 1) : "argument";
   CLI::Option* option = parser_->app.add_option(
       names,
-      [target, rule, shown](const CLI::results_t& found) {
+      [target, rule, shown, repeated](const CLI::results_t& found) {
+        if (!repeated && found.size() > 1) {
+          throw CLI::ValidationError(shown, fmt::format("given {} times, expected once", found.size()));
+        }
         std::visit(Store{shown, found, rule}, target);
         return true;
       },
@@ -143,7 +167,7 @@ void Options::add(const std::string& names, OptionTarget target, const std::stri
   if (repeated) {
     option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(false);
   } else {
-    option->expected(1);
+    option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
 }
 
@@ -164,6 +188,9 @@ void Options::toggle(const std::string& name, std::optional<bool>& value, const 
 
 std::optional<int> Options::parse(Arguments args) {
   CLI::App& app = parser_->app;
+  // Before the library does: it may report what stands beside the unknown name instead.
+  if (const std::string unknown = unknown_option(app, args); !unknown.empty())
+    return misuse(command_, fmt::format("unknown argument '{}' (see tandem {} --help)", unknown, command_));
   // The library wants them reversed.
   std::vector<std::string> reversed(args.rbegin(), args.rend());
   const std::string see = fmt::format(" (see tandem {} --help)", command_);
@@ -177,6 +204,14 @@ std::optional<int> Options::parse(Arguments args) {
     const std::vector<std::string> extras = app.remaining();
     return misuse(command_,
                   fmt::format("unknown argument '{}'{}", extras.empty() ? "" : extras.front(), see));
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string text = error.what();  // "--prompt: 1 required TEXT missing"
+    return misuse(command_,
+                  text.substr(0, text.find(':')) + ": expected a value behind it, found nothing" + see);
+  } catch (const CLI::ConversionError& error) {
+    const std::string text = error.what();  // "Could not convert: --json = maybe": only flags are converted
+    const size_t at = std::min(text.find("--"), text.size());
+    return misuse(command_, text.substr(at, text.find(' ', at) - at) + ": takes no value" + see);
   } catch (const CLI::ParseError& error) {
     return misuse(command_, error.what() + see);
   }

@@ -146,6 +146,10 @@ std::string summary(const LoadedModel& model, std::span<const TokenId> ids, cons
 int run_score(Arguments args) {
   Flags flags;
   if (const auto code = parse(flags, args)) return *code;
+  if (!flags.prompt_tokens) {
+    if (const Status status = flags.model.check_reads_text(); !status.ok())
+      return fail(kCommand, status.error().message);
+  }
   const Result<LoadedModel> model = flags.model.load(kCommand, 32);
   if (!model.ok()) return fail(kCommand, model.error().message);
   const Result<std::vector<TokenId>> ids = ids_to_score(flags, *model);

@@ -69,6 +69,12 @@ Result<HostTensor> read_tensor(const Header& header, std::string_view name, dom:
     return tensor_error(path, name,
                         "expected an object with dtype, shape and data_offsets, found " + describe(value));
   }
+  // Readers differ in which of two they take.
+  for (const char* key : {"dtype", "shape", "data_offsets"}) {
+    const auto is_key = [key](const dom::key_value_pair& field) { return field.key == key; };
+    if (std::count_if(entry.begin(), entry.end(), is_key) > 1)
+      return tensor_error(path, name, fmt::format("\"{}\" occurs more than once", key));
+  }
   dom::element dtype_element;
   std::string_view dtype_text;
   if (entry.at_key("dtype").get(dtype_element) != simdjson::SUCCESS ||

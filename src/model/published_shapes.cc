@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 
 namespace tandem {
@@ -135,10 +136,15 @@ Result<ModelConfig> parse_synthetic(const std::string& model) {
       return Error{fmt::format("{}: bits is {}, expected 2, 3, 4, 5, 6, 8 or 16", model, quant.bits)};
     }
   }
+  std::vector<std::string_view> seen;
   while (!options.empty()) {
     const size_t comma = options.find(',');
     const std::string_view option = options.substr(0, comma);
     options = comma == options.npos ? std::string_view{} : options.substr(comma + 1);
+    const std::string_view name = option.substr(0, option.find('='));
+    if (std::find(seen.begin(), seen.end(), name) != seen.end())
+      return Error{fmt::format("{}: {} is given twice", model, name)};
+    seen.push_back(name);
     if (option.starts_with("layers=")) {
       TD_ASSIGN_OR_RETURN(config.n_layers, number(option.substr(7), model, "layers"));
       if (config.n_layers < 1 || config.n_layers > shape->n_layers) {

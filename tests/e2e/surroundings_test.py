@@ -238,5 +238,42 @@ class FileKinds(TestCase):
         self.assertEqual(tandem("generate", "--model", model, *common).out, given)
 
 
+class Usage(TestCase):
+    def test_messages_name_the_flag_and_the_limit(self):
+        answer = ("generate", "--model", DEMO, "--prompt", "a")
+        for more, words in ((("--temperature", "1e308"), ("--temperature: ", "1000000")),
+                            (("--max-tokens", "99999999999"), ("--max-tokens: ", "2147483647")),
+                            (("--top-p", "0"), ("--top-p: ",)),
+                            (("--repetition-penalty", "9000"), ("--repetition-penalty: ", "10")),
+                            (("--frequency-penalty", "-3"), ("--frequency-penalty: ", "-2")),
+                            (("--max-tok", "3"), ("'--max-tok'",)),
+                            (("--prompt", "b"), ("--prompt: ", "2 times")),
+                            (("--stop", ""), ("--stop: ",)),
+                            (("--seed",), ("--seed: ", "value")),
+                            (("--json=maybe",), ("--json: ", "no value"))):
+            with self.subTest(more=more):
+                self.expect_error(tandem(*answer, *more), 2, *words)
+
+    def test_a_value_may_look_like_an_option(self):
+        run = tandem("generate", "--model", DEMO, "--prompt", "--help", "--stop", "--bogus", "--max-tokens", "1", "--json")
+        self.assertEqual(run.code, 0, run)
+
+    def test_text_for_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(self):
+        for command in ("generate", "score"):
+            run = tandem(command, "--model", "synth:qwen3.5-397b-a17b", "--prompt", "a")
+            self.expect_error(run, 1, "tokenizer", "--prompt-tokens")
+        self.expect_error(tandem("generate", "--model", "synth:qwen3.5-0.8b@8,layers=1,layers=2", "--prompt-tokens", "1"), 1, "twice")
+
+    def test_chat_commands_and_messages(self):
+        for stop in (b"/exit\r\n", b"/exit \n"):
+            run = tandem("chat", "--model", DEMO, "--max-tokens", "2", stdin=stop + b"hi\n")
+            self.assertEqual((run.code, run.out), (0, ""), run)
+        run = tandem("chat", "--model", DEMO, "--max-tokens", "2", stdin=b"caf\xe9\n")
+        self.expect_error(run, 1, "user message", "UTF-8", "3")
+        self.assertNotIn("tokenizer_config", run.err)
+        run = tandem("chat", "--model", DEMO, "--max-tokens", "6", "--context", "40", stdin=b"hi\n" * 5)
+        self.expect_error(run, 1, "/clear", "--context")
+
+
 if __name__ == "__main__":
     unittest.main()
