@@ -16,10 +16,11 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "sample/params.h"
+#include "speculate/draft_cost.h"
 
 namespace tandem {
 
-constexpr int kMaxDraft = kMaxDecodeRows - 1;  // tokens of one draft: the anchor takes a row too
+static_assert(kMaxDraft == kMaxDecodeRows - 1, "the anchor takes a row too");
 
 // A draft: a chain, or a tree of alternatives (parents before children, depth first).
 struct Draft {
@@ -67,13 +68,6 @@ struct DraftRequest {
   std::span<const TokenId>
       text;                // prompt and output; the last one is the anchor, all before it have been observed
   Draft* draft = nullptr;  // cleared; stays empty where the drafter has nothing to say
-};
-
-// How the time of a draft depends on its length.
-enum class DraftCost : uint8_t {
-  free,   // nothing to speak of: lookup
-  block,  // the same for any length
-  chain,  // so much per token
 };
 
 class Drafter {
