@@ -182,7 +182,8 @@ int run_generate(Arguments args) {
   if (code == kInterrupted) {
     fail(kCommand, flags.json ? "interrupted: an answer that is not complete gives no JSON" : "interrupted");
   }
-  if (!flags.json && code != kFailed) {
+  const bool in_prompt = cut && answer->tokens.empty();  // then there is nothing to count yet
+  if (!flags.json && code != kFailed && !in_prompt) {
     say(fmt::format("[{}; loaded in {:.2f} s; {}]\n", figures(answer->stats), model->load_s,
                     model->backend->description()));
   }

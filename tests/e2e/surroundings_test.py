@@ -14,7 +14,7 @@ from harness import BINARY, DEMO, TINY, TestCase, read_safetensors, start, tande
 
 def with_closed(fd, *args, stdin=b""):
     """The finished run of the binary with a standard descriptor closed; what it wrote to it is None."""
-    return subprocess.run([BINARY, *args], input=None if fd == 0 else stdin, preexec_fn=lambda: os.close(fd), timeout=60,
+    return subprocess.run([BINARY, *args], input=None if fd == 0 else stdin, preexec_fn=lambda: os.closerange(fd, fd + 1), timeout=60,
                           stdout=None if fd == 1 else subprocess.PIPE, stderr=None if fd == 2 else subprocess.PIPE, check=False)
 
 
@@ -41,7 +41,7 @@ class Streams(TestCase):
     def test_no_file_of_ours_takes_the_place_of_a_closed_stream(self):
         """A shard that got the number of standard error would have messages written into it."""
         chat = subprocess.Popen([BINARY, "chat", "--model", DEMO, "--max-tokens", "2"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                preexec_fn=lambda: os.close(2))
+                                preexec_fn=lambda: os.closerange(2, 3))
         self.addCleanup(chat.stdout.close)
         chat.stdin.write(b"hi\n")
         chat.stdin.flush()
@@ -65,6 +65,16 @@ class Signals(TestCase):
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
+    def wait_until_watched(self, process, number):
+        """Waits until the process has a handler for the signal: it is at work."""
+        for _ in range(6000):
+            with open(f"/proc/{process.pid}/status") as status:
+                caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
+            if caught >> (number - 1) & 1:
+                return
+            time.sleep(0.01)
+        self.fail("the signal is never watched")
+
     def test_quantize_takes_its_unfinished_folder_away(self):
         model = self.tmp / "model"
         self.large_model(model)
@@ -87,7 +97,7 @@ class Signals(TestCase):
         ids = ",".join(["5"] * 100)
         process = start("generate", "--model", DEMO, "--prompt-tokens", ids, "--max-tokens", "1900", "--ignore-eos", "--isa", "portable",
                         "--json")
-        time.sleep(0.5)  # nothing shows when the answer begins; all of it takes several times as long
+        self.wait_until_watched(process, signal.SIGINT)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertEqual((process.returncode, out), (130, b""), err)
