@@ -59,6 +59,8 @@ Result<Answer> run_answer(Engine& engine, const Tokenizer* tokenizer, Request re
     go_on = piece(text) && go_on;
   };
   const auto sink = [&](const Event& event) {
+    // A round may give more tokens than the answer takes.
+    if ((stream && stream->stopped()) || !go_on) return;
     if (event.token) {
       answer.tokens.push_back(*event.token);
       if (event.logprobs != nullptr) answer.logprobs.push_back(*event.logprobs);
@@ -83,6 +85,7 @@ Result<Answer> run_answer(Engine& engine, const Tokenizer* tokenizer, Request re
     if (stream->stopped()) answer.finish = FinishReason::stop;
   }
   answer.stats = engine.stats(number);
+  answer.stats.generated_tokens = int(answer.tokens.size());
   return answer;
 }
 
@@ -90,6 +93,17 @@ std::string figures(const RequestStats& s) {
   return fmt::format("{} prompt tokens in {:.3f} s ({:.0f}/s), {} tokens generated{}", s.prompt_tokens,
                      s.prefill_s, s.prefill_s > 0 ? s.prompt_tokens / s.prefill_s : 0.0, s.generated_tokens,
                      s.generated_tokens > 1 ? fmt::format(" at {:.1f}/s", s.decode_tokens_per_s()) : "");
+}
+
+std::string figures(const SpeculationStats& s) {
+  if (s.drafter.empty()) return {};
+  const double all_s = s.draft_s + s.verify_s + s.other_s;
+  const auto share = [&](double seconds) { return all_s > 0 ? 100 * seconds / all_s : 0.0; };
+  return fmt::format(
+      "{}{}: {} rounds, {:.2f} tokens each, {} of {} drafts accepted; {:.0f}% of the time verifying, "
+      "{:.0f}% drafting",
+      s.drafter, s.simulated ? " (accepted by lot: the text is no model's)" : "", s.rounds,
+      s.tokens_per_round(), s.accepted, s.drafted, share(s.verify_s), share(s.draft_s));
 }
 
 }  // namespace tandem

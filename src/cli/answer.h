@@ -30,5 +30,8 @@ Result<Answer> run_answer(Engine& engine, const Tokenizer* tokenizer, Request re
 
 // "7 prompt tokens in 0.012 s (583/s), 96 tokens generated at 812.3/s"
 std::string figures(const RequestStats& stats);
+// "dflash: 24 rounds, 3.96 tokens each, 71 of 120 drafts accepted; 61% verifying, 30% drafting". Empty
+// without a drafter.
+std::string figures(const SpeculationStats& stats);
 
 }  // namespace tandem

@@ -29,6 +29,7 @@ constexpr int kDefaultContext = 8192;
 struct Flags {
   ModelFlags model;
   SamplingFlags sampling;
+  SpeculationFlags speculation;
   std::optional<std::string> system;
   std::optional<bool> thinking;
 };
@@ -45,10 +46,11 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.toggle("--think", flags.thinking, "Ask the template for thinking, or for none");
   flags.sampling.max_tokens = 1024;
   flags.sampling.add_to(options);
+  flags.speculation.add_to(options);
   flags.model.add_backend(options);
   flags.model.add_limits(options);
   if (const auto code = options.parse(args)) return code;
-  for (const Status& status : {flags.model.check(), flags.sampling.check()}) {
+  for (const Status& status : {flags.model.check(), flags.sampling.check(), flags.speculation.check()}) {
     if (!status.ok()) return misuse(kCommand, status.error().message);
   }
   return std::nullopt;
@@ -189,18 +191,22 @@ int run_chat(Arguments args) {
   if (const auto code = parse(flags, args)) return *code;
   if (const Status status = flags.model.check_reads_text(); !status.ok())
     return fail(kCommand, status.error().message);
-  const Result<LoadedModel> model = flags.model.load(kCommand, 1);
+  Result<LoadedModel> model = flags.model.load(kCommand, kMaxDecodeRows);
   if (!model.ok()) return fail(kCommand, model.error().message);
   if (!model->tokenizer) return fail(kCommand, model->name + ": no tokenizer.json, so there is no chat");
   if (!model->chat_template) return fail(kCommand, model->chat_template_error.message);
   Result<int> context = flags.model.context_of(*model);
   if (!context.ok()) return fail(kCommand, context.error().message);
   if (!flags.model.context) *context = std::min(*context, kDefaultContext);
-  const Result<std::unique_ptr<Engine>> engine =
-      Engine::create(*model->decoder, {.max_sequences = 1,
-                                       .max_positions = *context,
-                                       .prefill_chunk = flags.model.prefill_chunk,
-                                       .n_text_tokens = model->n_text_tokens()});
+  EngineOptions options{.max_sequences = 1,
+                        .max_positions = *context,
+                        .prefill_chunk = flags.model.prefill_chunk,
+                        .n_text_tokens = model->n_text_tokens()};
+  const Result<std::unique_ptr<Drafter>> drafter =
+      flags.speculation.load(*model, {.max_positions = options.max_positions});
+  if (!drafter.ok()) return fail(kCommand, drafter.error().message);
+  flags.speculation.apply(drafter->get(), options);
+  const Result<std::unique_ptr<Engine>> engine = Engine::create(*model->decoder, options);
   if (!engine.ok()) return fail(kCommand, engine.error().message);
   return Chat(flags, *model, **engine, *context).run();
 }

@@ -25,6 +25,7 @@ constexpr const char* kExamples =
 struct Flags {
   ModelFlags model;
   SamplingFlags sampling;
+  SpeculationFlags speculation;
   std::optional<std::string> prompt, prompt_file, dash, system;
   std::optional<std::vector<int>> prompt_tokens;
   std::optional<int> logprobs;
@@ -48,6 +49,7 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.add("--system", &flags.system, "TEXT", "The system message (with --chat)");
   options.toggle("--think", flags.thinking, "Ask the template for thinking, or for none (with --chat)");
   flags.sampling.add_to(options);
+  flags.speculation.add_to(options);
   options.section("Output");
   options.flag("--json", flags.json, "Print one JSON object at the end instead of text");
   options.add("--logprobs", &flags.logprobs, "K",
@@ -69,7 +71,7 @@ std::optional<int> parse(Flags& flags, Arguments args) {
     return misuse(kCommand, "--system, --think and --no-think need --chat");
   }
   if (flags.logprobs && !flags.json) return misuse(kCommand, "--logprobs needs --json");
-  for (const Status& status : {flags.model.check(), flags.sampling.check()}) {
+  for (const Status& status : {flags.model.check(), flags.sampling.check(), flags.speculation.check()}) {
     if (!status.ok()) return misuse(kCommand, status.error().message);
   }
   return std::nullopt;
@@ -100,6 +102,24 @@ Json to_json(const Logprobs& l, TokenId id) {
   return {{"id", id}, {"logprob", json_number(l.chosen)}, {"top", top}};
 }
 
+Json to_json(const SpeculationStats& s) {
+  Json by_position = Json::array();
+  for (size_t i = 0; i < s.judged_at.size() && s.judged_at[i] > 0; ++i) {
+    by_position.push_back(double(s.accepted_at[i]) / s.judged_at[i]);
+  }
+  Json out{{"drafter", s.drafter},
+           {"rounds", s.rounds},
+           {"drafted", s.drafted},
+           {"accepted", s.accepted},
+           {"tokens_per_round", s.tokens_per_round()},
+           {"acceptance_by_position", by_position},
+           {"draft_s", s.draft_s},
+           {"verify_s", s.verify_s},
+           {"other_s", s.other_s}};
+  if (s.simulated) out["simulated"] = true;
+  return out;
+}
+
 Json to_json(const Answer& answer, const LoadedModel& model) {
   const RequestStats& s = answer.stats;
   Json out{{"tokens", answer.tokens},
@@ -114,6 +134,7 @@ Json to_json(const Answer& answer, const LoadedModel& model) {
              {"prefill_tokens_per_s", s.prefill_s > 0 ? s.prompt_tokens / s.prefill_s : 0},
              {"load_s", model.load_s},
              {"backend", model.backend->description()}}}};
+  if (!s.speculation.drafter.empty()) out["stats"]["speculation"] = to_json(s.speculation);
   if (!answer.logprobs.empty()) {
     Json rows = Json::array();
     for (size_t i = 0; i < answer.logprobs.size(); ++i) {
@@ -124,17 +145,18 @@ Json to_json(const Answer& answer, const LoadedModel& model) {
   return out;
 }
 
-Result<Answer> generate(const Flags& flags, const LoadedModel& model, std::vector<TokenId> prompt,
-                        Output& out) {
+Result<Answer> generate(const Flags& flags, LoadedModel& model, std::vector<TokenId> prompt, Output& out) {
   TD_ASSIGN_OR_RETURN(const int context, flags.model.context_of(model));
   // State for this prompt and answer, not for the whole context.
   const int64_t wanted = int64_t(prompt.size()) + flags.sampling.max_tokens;
-  TD_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Engine> engine,
-      Engine::create(*model.decoder, {.max_sequences = 1,
-                                      .max_positions = int(std::min<int64_t>(context, wanted)),
-                                      .prefill_chunk = flags.model.prefill_chunk,
-                                      .n_text_tokens = model.n_text_tokens()}));
+  EngineOptions options{.max_sequences = 1,
+                        .max_positions = int(std::min<int64_t>(context, wanted)),
+                        .prefill_chunk = flags.model.prefill_chunk,
+                        .n_text_tokens = model.n_text_tokens()};
+  TD_ASSIGN_OR_RETURN(const std::unique_ptr<Drafter> drafter,
+                      flags.speculation.load(model, {.max_positions = options.max_positions}));
+  flags.speculation.apply(drafter.get(), options);
+  TD_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::create(*model.decoder, options));
   Request request{.prompt = std::move(prompt),
                   .sampling = flags.sampling.params(model),
                   .max_tokens = flags.sampling.max_tokens,
@@ -160,7 +182,7 @@ int run_generate(Arguments args) {
     if (!read.ok()) return fail(kCommand, read.error().message);
     text = *std::move(read);
   }
-  const Result<LoadedModel> model = flags.model.load(kCommand, 1);
+  Result<LoadedModel> model = flags.model.load(kCommand, kMaxDecodeRows);
   if (!model.ok()) return fail(kCommand, model.error().message);
   Result<std::vector<TokenId>> prompt = prompt_ids(flags, text, *model);
   if (!prompt.ok()) return fail(kCommand, "the prompt: " + prompt.error().message);
@@ -186,6 +208,7 @@ int run_generate(Arguments args) {
   if (!flags.json && code != kFailed && !in_prompt) {
     say(fmt::format("[{}; loaded in {:.2f} s; {}]\n", figures(answer->stats), model->load_s,
                     model->backend->description()));
+    if (const std::string line = figures(answer->stats.speculation); !line.empty()) say("[" + line + "]\n");
   }
   return code;
 }

@@ -97,19 +97,52 @@ void SamplingFlags::add_to(Options& options) {
   options.add("--seed", &seed, "N", "The same seed draws the same answer [0]");
   options.add("--stop", &stop, "TEXT", "End before this text; may be repeated");
   options.flag("--ignore-eos", ignore_eos, "Take end-of-text tokens as ordinary ones");
-  options.add("--drafter", &drafter, "NAME", "none [none]");
 }
 
 Status SamplingFlags::check() const {
   if (std::find(stop.begin(), stop.end(), "") != stop.end())
     return Error{"--stop: expected a text to stop at, found nothing"};
-  if (drafter != "none") {
-    return Error{fmt::format(
-        "--drafter: '{}' is not in this build, which decodes without speculation: use --drafter none, the "
-        "answer is the same",
-        drafter)};
+  return {};
+}
+
+void SpeculationFlags::add_to(Options& options) {
+  options.section("Speculation (changes the speed, never the tokens)");
+  options.add(
+      "--drafter", &drafter, "NAME",
+      "auto, dflash, mtp, ngram, simulated:P or none; auto: DIR-dflash beside the model, else its own MTP "
+      "head, else ngram [auto]");
+  options.add("--draft", &folder, "DIR", "Folder of a DFlash drafter [the model's with -dflash]");
+  options.add("--draft-length", &length, "L", "auto, fixed:N or kod [auto]");
+  options.add(
+      "--accept", &accept, "RULE",
+      "coupled: the tokens of plain decoding; rejection: their distribution; lenient:A: neither [coupled]");
+}
+
+Status SpeculationFlags::check() const {
+  if (const auto parsed = parse_length_options(length); !parsed.ok()) {
+    return Error{"--draft-length: " + parsed.error().message};
+  }
+  if (const auto parsed = parse_accept_options(accept); !parsed.ok()) {
+    return Error{"--accept: " + parsed.error().message};
   }
   return {};
+}
+
+Result<std::unique_ptr<Drafter>> SpeculationFlags::load(LoadedModel& model, const DraftLimits& limits) const {
+  TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> loaded,
+                      load_drafter(model, {.name = drafter, .folder = folder, .limits = limits}));
+  TD_ASSIGN_OR_RETURN(const LengthOptions wanted, parse_length_options(length));
+  if (loaded && wanted.kind == LengthOptions::Kind::fixed && wanted.fixed > loaded->max_draft()) {
+    return Error{fmt::format("--draft-length fixed:{}: the drafter {} makes at most {} tokens at a time",
+                             wanted.fixed, loaded->name(), loaded->max_draft())};
+  }
+  return loaded;
+}
+
+void SpeculationFlags::apply(Drafter* loaded, EngineOptions& options) const {
+  options.drafter = loaded;
+  if (const auto parsed = parse_length_options(length); parsed.ok()) options.length = *parsed;
+  if (const auto parsed = parse_accept_options(accept); parsed.ok()) options.accept = *parsed;
 }
 
 SamplingParams SamplingFlags::params(const LoadedModel& model) const {

@@ -2,12 +2,15 @@
 // the prompt is.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cli/options.h"
+#include "engine/engine.h"
+#include "engine/load_drafter.h"
 #include "engine/loaded_model.h"
 #include "sample/params.h"
 
@@ -44,12 +47,22 @@ struct SamplingFlags {
   int max_tokens = 256;
   std::vector<std::string> stop;
   bool ignore_eos = false;
-  std::string drafter = "none";
 
   void add_to(Options& options);
   Status check() const;
   // The checkpoint's defaults, and what was given over them.
   SamplingParams params(const LoadedModel& model) const;
+};
+
+struct SpeculationFlags {
+  std::string drafter = "auto", folder, length = "auto", accept = "coupled";
+
+  void add_to(Options& options);
+  Status check() const;
+  // The drafter for a loaded model (null for none), with room for `limits`.
+  Result<std::unique_ptr<Drafter>> load(LoadedModel& model, const DraftLimits& limits) const;
+  // Puts it and the rest of the flags into an engine's options.
+  void apply(Drafter* loaded, EngineOptions& options) const;
 };
 
 // Bytes of a file, or of standard input for "-". Errors: the path with the system's reason.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "base/check.h"
 
@@ -33,8 +34,10 @@ Result<std::unique_ptr<Engine>> Engine::create(Decoder& decoder, const EngineOpt
   if (options.n_text_tokens <= 0 || options.n_text_tokens > decoder.shape().n_vocab) {
     options.n_text_tokens = decoder.shape().n_vocab;
   }
+  const int draft = options.drafter == nullptr ? 0 : std::min(kMaxDraft, options.drafter->max_draft());
+  options.length.max_draft = std::min(options.length.max_draft, draft);
   const StateLimits limits{
-      .max_sequences = options.max_sequences, .max_positions = options.max_positions, .tape_rows = 1};
+      .max_sequences = options.max_sequences, .max_positions = options.max_positions, .tape_rows = 1 + draft};
   TD_ASSIGN_OR_RETURN(StatePool pool, StatePool::create(decoder.backend(), decoder.state_shape(), limits));
   return std::unique_ptr<Engine>(new Engine(decoder, options, std::move(pool)));
 }
@@ -45,7 +48,12 @@ Engine::Engine(Decoder& decoder, const EngineOptions& options, StatePool pool)
   active_.reserve(n);
   seqs_.reserve(n);
   stepping_.reserve(n);
-  ids_.reserve(std::max(n, size_t(options.prefill_chunk)));
+  requests_.reserve(n);
+  observations_.reserve(n);
+  rows_.reserve(size_t(decoder.limits().max_rows));
+  ids_.reserve(size_t(decoder.limits().max_rows));
+  if (options.drafter != nullptr) knowledge_.emplace(options.drafter->cost());
+  if (options.accept.mode != AcceptMode::coupled) probabilities_.resize(size_t(options_.n_text_tokens));
   finished_.reserve(kFinishedKept + 1);
 }
 
@@ -94,9 +102,25 @@ void Engine::admit() {
                                              .history = std::move(history)});
     a->limit = limit;
     a->stats.prompt_tokens = prompt;
+    a->text.reserve(size_t(prompt + limit));
+    a->text = a->request.prompt;
+    begin_drafting(*a);
     active_.push_back(std::move(a));
     waiting_.pop_front();
   }
+}
+
+// A drafter without room for a sequence is no reason to refuse it: it is decoded plainly.
+void Engine::begin_drafting(Active& a) {
+  if (options_.drafter == nullptr) return;
+  const DraftedSequence sequence{.prompt = a.request.prompt,
+                                 .sampling = &a.request.sampling,
+                                 .n_tokens = options_.n_text_tokens,
+                                 .wants_q = options_.accept.mode != AcceptMode::coupled};
+  if (!options_.drafter->begin(a.state.slot(), sequence).ok()) return;
+  a.length.emplace(options_.length);
+  a.stats.speculation.drafter = options_.drafter->name();
+  a.stats.speculation.simulated = options_.drafter->simulated_acceptance() > 0;
 }
 
 void Engine::step(const Sink& sink) {
@@ -126,77 +150,21 @@ void Engine::prefill_one(const Sink& sink) {
   const Step step{.path = Path::prefill, .n_rows = n, .seqs = seqs_};
   decoder_->forward(step, std::span(a.request.prompt).subspan(size_t(a.n_prefilled), size_t(n)), pool_);
   a.state.end_prefill();
+  if (a.length) {
+    rows_.resize(size_t(n));
+    std::iota(rows_.begin(), rows_.end(), 0);
+    observations_.assign(1, {.slot = a.state.slot(), .start = a.n_prefilled, .rows = rows_, .text = a.text});
+    options_.drafter->observe(observations_);
+  }
   a.n_prefilled = end;
   if (end == total) {
     const std::span<float> row = decoder_->logits(n - 1, 1);
     a.answering = true;
     a.stats.prefill_s += seconds_since(start);
-    choose(a, row, sink);
+    choose(a, row, std::nullopt, sink);
     return;
   }
   a.stats.prefill_s += seconds_since(start);
-}
-
-void Engine::decode_all(const Sink& sink) {
-  const Clock::time_point start = Clock::now();
-  stepping_.clear();
-  seqs_.clear();
-  ids_.clear();
-  for (const auto& a : active_) {
-    if (!a->answering || a->done) continue;
-    if (const Status status = a->state.begin_verify(1); !status.ok()) {
-      fail(*a, status.error().message, sink);
-      continue;
-    }
-    seqs_.push_back(a->state.rows(int(stepping_.size())));
-    ids_.push_back(a->last);
-    stepping_.push_back(a.get());
-  }
-  if (stepping_.empty()) return;
-  const Step step{.path = Path::decode, .n_rows = int(stepping_.size()), .seqs = seqs_};
-  decoder_->forward(step, ids_, pool_);
-  const auto n_vocab = size_t(decoder_->shape().n_vocab);
-  const int most = decoder_->limits().max_logit_rows;
-  for (int first = 0; first < step.n_rows; first += most) {
-    const int n = std::min(most, step.n_rows - first);
-    const std::span<float> logits = decoder_->logits(first, n);
-    for (int i = 0; i < n; ++i) {
-      Active& a = *stepping_[size_t(first + i)];
-      a.state.commit(1);
-      choose(a, logits.subspan(size_t(i) * n_vocab, n_vocab), sink);
-    }
-  }
-  const double elapsed = seconds_since(start);
-  for (Active* a : stepping_) a->stats.decode_s += elapsed;
-}
-
-void Engine::choose(Active& a, std::span<float> logits, const Sink& sink) {
-  logits = logits.first(size_t(options_.n_text_tokens));
-  const bool with_logprobs = a.request.top_logprobs.has_value();
-  // The raw distribution must be read before processors edit the row; which token, only after the choice.
-  Logprobs of_token;
-  std::vector<float> untouched;
-  if (with_logprobs) untouched.assign(logits.begin(), logits.end());
-  const auto position = uint32_t(a.request.prompt.size()) + uint32_t(a.history.n_output());
-  const Result<TokenId> chosen = sampler_.choose(
-      {.logits = logits, .params = a.request.sampling, .history = a.history, .position = position});
-  if (!chosen.ok()) return fail(a, chosen.error().message, sink);
-  const TokenId token = *chosen;
-  const auto& stops = a.request.sampling.stop_ids;
-  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-    return finish(a, FinishReason::stop, std::nullopt, nullptr, sink);
-  }
-  const Logprobs* logprobs_of_token = nullptr;
-  if (with_logprobs) {
-    of_token = logprobs(untouched, token, *a.request.top_logprobs);
-    logprobs_of_token = &of_token;
-  }
-  a.history.push(token);
-  a.last = token;
-  ++a.stats.generated_tokens;
-  if (a.stats.generated_tokens >= a.limit)
-    return finish(a, FinishReason::length, token, logprobs_of_token, sink);
-  sink({.request = a.number, .token = token, .logprobs = logprobs_of_token});
 }
 
 void Engine::finish(Active& a, FinishReason reason, std::optional<TokenId> token, const Logprobs* logprobs,
@@ -212,7 +180,9 @@ void Engine::fail(Active& a, const std::string& error, const Sink& sink) {
 
 void Engine::drop_done() {
   for (const auto& a : active_) {
-    if (a->done) finished_.emplace_back(a->number, a->stats);
+    if (!a->done) continue;
+    if (a->length) options_.drafter->end(a->state.slot());
+    finished_.emplace_back(a->number, a->stats);
   }
   if (finished_.size() > kFinishedKept) finished_.erase(finished_.begin(), finished_.end() - kFinishedKept);
   std::erase_if(active_, [](const auto& a) { return a->done; });

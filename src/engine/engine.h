@@ -1,11 +1,12 @@
 // Requests -> steps -> tokens. The engine owns the sequences' state and is the one writer of it; generate,
 // chat, bench and the tests speak to it directly, a server through a queue.
 //
-//   submit -> waiting -> (a slot is free) prefill in chunks -> first token -> one decode row a step ->
-//   finished
+//   submit -> waiting -> (a slot is free) prefill in chunks -> first token -> decode rounds -> finished
 //
-// One thread calls. Each step() runs one chunk of one prompt, if there is one, and one decode row of every
-// sequence that has begun to answer, so that a long prompt holds up the others by a chunk at most.
+// One thread calls. Each step() runs one chunk of one prompt, if there is one, and one round of every
+// sequence that has begun to answer, so that a long prompt holds up the others by a chunk at most. A round is
+// draft -> verify (one step of the target) -> accept -> commit; without a drafter, or where drafting does not
+// pay, the draft is empty and the round is a plain decode step.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,13 @@
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "engine/speculation_stats.h"
 #include "model/decoder.h"
+#include "sample/accept.h"
 #include "sample/logprobs.h"
 #include "sample/sampler.h"
+#include "speculate/drafter.h"
+#include "speculate/length.h"
 #include "state/state_pool.h"
 
 namespace tandem {
@@ -49,15 +54,19 @@ struct RequestStats {
   int generated_tokens = 0;
   double prefill_s = 0;  // until the first token was chosen
   double decode_s = 0;   // after it
+  SpeculationStats speculation;
   // Of the tokens after the first.
   double decode_tokens_per_s() const { return decode_s > 0 ? (generated_tokens - 1) / decode_s : 0; }
 };
 
 struct EngineOptions {
   int max_sequences = 1;
-  int max_positions = 0;    // of all sequences together; 0: one full context
-  int prefill_chunk = 512;  // rows, a multiple of 64
-  int n_text_tokens = 0;    // ids from here on have no text and are never chosen; 0: all may be
+  int max_positions = 0;       // of all sequences together; 0: one full context
+  int prefill_chunk = 512;     // rows, a multiple of 64
+  int n_text_tokens = 0;       // ids from here on have no text and are never chosen; 0: all may be
+  Drafter* drafter = nullptr;  // must outlive the engine, and have room for max_sequences
+  LengthOptions length = {};
+  AcceptOptions accept = {};
 };
 
 class Engine {
@@ -90,19 +99,41 @@ class Engine {
     SequenceState state;
     TokenHistory history;
     int n_prefilled = 0;
-    int limit = 0;     // tokens that may be generated
-    TokenId last = 0;  // chosen, not yet fed
+    int limit = 0;                   // tokens that may be generated
+    std::vector<TokenId> text = {};  // prompt and output; the last one is chosen, not yet fed
     bool answering = false;
     bool done = false;
     RequestStats stats = {};
+    std::optional<LengthControl> length = {};
+    // The round. Row 0 is the anchor, row i + 1 token i of the draft.
+    RoundPlan plan = {};
+    Draft draft = {};
+    int n_wanted = 0;  // drafts that shall be verified
+    int first_row = 0;
+    size_t n_text_before = 0;
+    bool judging = false;
+    int node = 0;                               // the last row kept
+    int n_kept = 0;                             // rows to commit
+    std::array<int, kMaxDecodeRows> path = {};  // those rows
   };
 
   Engine(Decoder& decoder, const EngineOptions& options, StatePool pool);
   void admit();
+  void begin_drafting(Active& a);
   void prefill_one(const Sink& sink);
+  // One round (decode_round.cc), in its parts.
   void decode_all(const Sink& sink);
-  // Chooses from the logits of one row and reports. `logits` may be edited.
-  void choose(Active& a, std::span<float> logits, const Sink& sink);
+  void plan_drafts();
+  void propose(bool as_much_as_fits);
+  bool begin_step(const Sink& sink);
+  void accept_rows(const Sink& sink);
+  void judge(Active& a, std::span<float> logits, const Sink& sink);
+  void commit_rows();
+  void learn(double round_s);
+  // Chooses the next token from the logits of one row, which may be edited, and reports it. `draft`: the
+  // token that was drafted for this place, if any; true if that is what came out and the answer goes on.
+  bool choose(Active& a, std::span<float> logits, std::optional<TokenId> draft, const Sink& sink);
+  Result<TokenId> token_of(Active& a, std::span<float> logits, std::optional<TokenId> draft);
   void finish(Active& a, FinishReason reason, std::optional<TokenId> token, const Logprobs* logprobs,
               const Sink& sink);
   void fail(Active& a, const std::string& error, const Sink& sink);
@@ -116,7 +147,13 @@ class Engine {
   std::deque<std::pair<int, Request>> waiting_;
   std::vector<std::unique_ptr<Active>> active_;
   std::vector<std::pair<int, RequestStats>> finished_;  // the last few
+  std::optional<LengthKnowledge> knowledge_;
   // Working memory of a step.
+  std::vector<float> probabilities_;  // [n_vocab], rejection sampling
+  std::vector<DraftRequest> requests_;
+  std::vector<Observation> observations_;
+  std::vector<int32_t> rows_;
+  double draft_s_ = 0, verify_s_ = 0;  // of the round
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
   std::vector<Active*> stepping_;

@@ -14,11 +14,13 @@ void DraftChoice::begin(int slot, const DraftedSequence& sequence) {
                                            .top_p = wanted.top_p,
                                            .min_p = wanted.min_p,
                                            .seed = wanted.seed},
+                              .n_tokens = sequence.n_tokens,
                               .wants_q = sequence.wants_q && wanted.temperature > 0};
 }
 
 bool DraftChoice::append(int slot, std::span<float> logits, uint32_t position, Draft& draft) {
   const Sequence& sequence = sequences_[size_t(slot)];
+  if (sequence.n_tokens > 0) logits = logits.first(std::min(logits.size(), size_t(sequence.n_tokens)));
   const SampleRow row{
       .logits = logits, .params = sequence.sampling, .history = nothing_said_, .position = position};
   const Result<TokenId> token = sampler_.choose(row);

@@ -24,6 +24,7 @@ class DraftChoice {
  private:
   struct Sequence {
     SamplingParams sampling;
+    int n_tokens = 0;
     bool wants_q = false;
   };
   Sampler sampler_;

@@ -48,6 +48,7 @@ struct Draft {
 struct DraftedSequence {
   std::span<const TokenId> prompt;
   const SamplingParams* sampling = nullptr;
+  int n_tokens = 0;      // ids from here on are never chosen
   bool wants_q = false;  // rejection sampling: say what drafts were drawn from
 };
 
@@ -75,8 +76,8 @@ class Drafter {
   virtual ~Drafter() = default;
 
   virtual std::string_view name() const = 0;
-  virtual DraftCost cost() const = 0;
-  virtual int max_draft() const = 0;  // tokens of a chain at most, <= kMaxDraft
+  virtual DraftCost cost() const = 0;  // how the time of a draft depends on its length
+  virtual int max_draft() const = 0;   // tokens of a chain at most, <= kMaxDraft
   virtual bool makes_trees() const { return false; }
   // 0: an honest drafter. Else drafts are accepted with this probability each, whatever the target says: the
   // output is a simulation, for measuring speed at shapes without weights.

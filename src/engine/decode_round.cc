@@ -1,0 +1,275 @@
+// One round of every sequence that answers: draft, verify in one step, accept, commit.
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "base/check.h"
+#include "engine/engine.h"
+#include "sample/philox.h"
+#include "sample/rejection.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A drafter is not trusted: what it says is cut where it stops making sense.
+void cut_bad_tokens(Draft& draft, int most, int n_tokens) {
+  draft.n = std::clamp(draft.n, 0, std::min(most, kMaxDraft));
+  for (int i = 0; i < draft.n; ++i) {
+    const TokenId token = draft.tokens[size_t(i)];
+    const int parent = draft.parents[size_t(i)];
+    if (token < 0 || token >= n_tokens || parent < -1 || parent >= i) draft.n = i;
+  }
+}
+
+}  // namespace
+
+void Engine::decode_all(const Sink& sink) {
+  const Clock::time_point start = Clock::now();
+  draft_s_ = verify_s_ = 0;
+  plan_drafts();
+  if (!begin_step(sink)) return;
+  const Clock::time_point verify = Clock::now();
+  decoder_->forward({.path = Path::decode, .n_rows = int(ids_.size()), .seqs = seqs_}, ids_, pool_);
+  verify_s_ += seconds_since(verify);
+  accept_rows(sink);
+  commit_rows();
+  learn(seconds_since(start));
+}
+
+// Who steps, how many drafts of each shall be verified, and which.
+void Engine::plan_drafts() {
+  stepping_.clear();
+  int context = 0;
+  for (const auto& a : active_) {
+    if (!a->answering || a->done) continue;
+    stepping_.push_back(a.get());
+    a->draft.clear();
+    a->n_wanted = 0;
+    context = std::max(context, a->state.length());
+  }
+  if (options_.drafter == nullptr) return;
+  const int batch = int(stepping_.size());
+  int room = decoder_->limits().max_rows - batch;
+  for (Active* a : stepping_) {
+    const int left = a->limit - a->stats.generated_tokens;  // a round gives one token more than it drafts
+    a->plan = {.limit = a->length ? std::clamp(std::min(left - 1, room), 0, options_.length.max_draft) : 0,
+               .batch = batch,
+               .context = context};
+  }
+  // A lookup costs nothing, and what it finds decides how much there is to verify.
+  const bool look_first = options_.drafter->cost() == DraftCost::free;
+  if (look_first) propose(true);
+  int rows = batch - 1;
+  double tokens = 0;
+  for (Active* a : stepping_) {
+    if (!a->length) continue;
+    if (look_first) a->plan.limit = std::min(a->plan.limit, a->draft.n);
+    a->plan.limit = std::min(a->plan.limit, room);
+    a->plan.other_rows = rows;
+    a->plan.other_tokens = tokens;
+    a->n_wanted = a->length->next(a->plan, *knowledge_);
+    if (look_first) a->draft.n = std::min(a->draft.n, a->n_wanted);
+    rows += a->n_wanted;
+    room -= a->n_wanted;
+    tokens += a->length->expected_tokens();
+  }
+  if (!look_first) propose(false);
+}
+
+void Engine::propose(bool as_much_as_fits) {
+  const Clock::time_point start = Clock::now();
+  requests_.clear();
+  for (Active* a : stepping_) {
+    const int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
+    if (most == 0) continue;
+    requests_.push_back({.slot = a->state.slot(), .max = most, .text = a->text, .draft = &a->draft});
+  }
+  if (requests_.empty()) return;
+  try {
+    options_.drafter->propose(requests_);
+  } catch (const std::exception&) {  // a drafter's failure costs its draft, never an answer
+    for (Active* a : stepping_) a->draft.clear();
+  }
+  for (Active* a : stepping_) {
+    cut_bad_tokens(a->draft, as_much_as_fits ? a->plan.limit : a->n_wanted, options_.n_text_tokens);
+  }
+  draft_s_ += seconds_since(start);
+}
+
+bool Engine::begin_step(const Sink& sink) {
+  seqs_.clear();
+  ids_.clear();
+  for (Active* a : stepping_) {
+    if (const Status status = a->state.begin_verify(1 + a->draft.n); !status.ok()) {
+      fail(*a, status.error().message, sink);
+      continue;
+    }
+    a->first_row = int(ids_.size());
+    seqs_.push_back(a->state.rows(a->first_row));
+    ids_.push_back(a->text.back());
+    ids_.insert(ids_.end(), a->draft.tokens.begin(), a->draft.tokens.begin() + a->draft.n);
+    a->n_text_before = a->text.size();
+    a->node = 0;
+    a->path[0] = 0;
+    a->n_kept = 1;
+    a->judging = true;
+  }
+  std::erase_if(stepping_, [](const Active* a) { return a->done; });
+  return !stepping_.empty();
+}
+
+// Rows in order, in blocks that the head takes; a sequence's rows may lie in two blocks.
+void Engine::accept_rows(const Sink& sink) {
+  const auto n_vocab = size_t(decoder_->shape().n_vocab);
+  const int n_rows = int(ids_.size()), most = decoder_->limits().max_logit_rows;
+  size_t at = 0;  // the first sequence that has rows from here on
+  for (int first = 0; first < n_rows; first += most) {
+    const int n = std::min(most, n_rows - first);
+    const Clock::time_point start = Clock::now();
+    const std::span<float> logits = decoder_->logits(first, n);
+    verify_s_ += seconds_since(start);
+    for (size_t s = at; s < stepping_.size() && stepping_[s]->first_row < first + n; ++s) {
+      Active& a = *stepping_[s];
+      // Children lie behind their parents, so the walk never turns back to an earlier block.
+      while (a.judging && a.first_row + a.node < first + n) {
+        judge(a, logits.subspan(size_t(a.first_row + a.node - first) * n_vocab, n_vocab), sink);
+      }
+      if (a.first_row + 1 + a.draft.n <= first + n) at = s + 1;
+    }
+  }
+}
+
+// Chooses the token after row a.node, and moves on to the row that drafted it, if there is one.
+void Engine::judge(Active& a, std::span<float> logits, const Sink& sink) {
+  std::optional<TokenId> drafted;
+  if (a.node < a.draft.n) drafted = a.draft.tokens[size_t(a.node)];
+  const auto place = size_t(a.node);
+  const bool accepted = choose(a, logits, drafted, sink);
+  if (drafted) ++a.stats.speculation.judged_at[place];
+  a.judging = false;
+  if (!accepted) return;
+  ++a.stats.speculation.accepted_at[place];
+  ++a.node;
+  if (a.done) return;
+  a.path[size_t(a.n_kept++)] = a.node;
+  a.judging = true;
+}
+
+void Engine::commit_rows() {
+  observations_.clear();
+  rows_.clear();  // spans into it stay valid: it has room for all rows of a step
+  for (Active* a : stepping_) {
+    const int start = a->state.length();
+    a->state.commit(a->n_kept);
+    if (!a->length || a->done) continue;
+    for (int i = 0; i < a->n_kept; ++i) rows_.push_back(a->first_row + a->path[size_t(i)]);
+    observations_.push_back({.slot = a->state.slot(),
+                             .start = start,
+                             .rows = std::span(rows_).last(size_t(a->n_kept)),
+                             .text = a->text});
+  }
+  if (observations_.empty()) return;
+  const Clock::time_point start = Clock::now();
+  options_.drafter->observe(observations_);
+  draft_s_ += seconds_since(start);
+}
+
+// Statistics of the round, and what it teaches about costs and acceptance.
+void Engine::learn(double round_s) {
+  const double other_s = std::max(0.0, round_s - draft_s_ - verify_s_);
+  if (knowledge_) {
+    int n_drafted = 0, n_drafting = 0, width = 0, context = 0;
+    for (const Active* a : stepping_) {
+      n_drafted += a->draft.n;
+      n_drafting += a->n_wanted > 0;
+      width = std::max(width, a->n_wanted);
+      context = std::max(context, a->plan.context);
+    }
+    CostModel& cost = knowledge_->cost;
+    cost.add_verify({.rows = int(ids_.size()), .batch = int(stepping_.size()), .context = context},
+                    verify_s_);
+    cost.add_draft(width, draft_s_ / (n_drafting > 0 ? n_drafting : int(stepping_.size())));
+    n_drafted > 0 ? cost.add_draft_other(other_s) : cost.add_plain_other(other_s);
+  }
+  for (Active* a : stepping_) {
+    a->stats.decode_s += round_s;
+    SpeculationStats& stats = a->stats.speculation;
+    ++stats.rounds;
+    stats.drafted += a->draft.n;
+    stats.accepted += a->node;
+    stats.tokens += int(a->text.size() - a->n_text_before);
+    stats.draft_s += draft_s_;
+    stats.verify_s += verify_s_;
+    stats.other_s += other_s;
+    if (!a->length) continue;
+    a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = a->node, .seconds = round_s},
+                       *knowledge_);
+  }
+}
+
+Result<TokenId> Engine::token_of(Active& a, std::span<float> logits, std::optional<TokenId> draft) {
+  const auto position = uint32_t(a.text.size());
+  const SampleRow row{
+      .logits = logits, .params = a.request.sampling, .history = a.history, .position = position};
+  const TokenPlace place{.seed = a.request.sampling.seed, .position = position};
+  if (const double chance = options_.drafter ? options_.drafter->simulated_acceptance() : 0;
+      chance > 0 && draft) {
+    const float lot =
+        uniform_noise({.seed = place.seed, .position = position, .purpose = NoisePurpose::accept}, 0);
+    if (lot <= chance) return *draft;
+  }
+  // Greedy: a draft is right if it is what the target says, in every mode.
+  if (options_.accept.mode == AcceptMode::coupled || a.request.sampling.temperature == 0) {
+    return sampler_.choose(row);
+  }
+  TD_RETURN_IF_ERROR(sampler_.distribution(row, probabilities_));
+  if (!draft) return draw_target(probabilities_, place);
+  const auto n = probabilities_.size();
+  const auto index = size_t(a.node);
+  const DraftDistribution q = a.draft.q.size() >= (index + 1) * n
+                                  ? DraftDistribution::dense(std::span(a.draft.q).subspan(index * n, n))
+                                  : DraftDistribution::point_mass();
+  return test_draft(probabilities_, *draft, q, place, options_.accept.exponent).token;
+}
+
+bool Engine::choose(Active& a, std::span<float> logits, std::optional<TokenId> draft, const Sink& sink) {
+  logits = logits.first(size_t(options_.n_text_tokens));
+  const bool with_logprobs = a.request.top_logprobs.has_value();
+  // The raw distribution must be read before processors edit the row; which token, only after the choice.
+  Logprobs of_token;
+  std::vector<float> untouched;
+  if (with_logprobs) untouched.assign(logits.begin(), logits.end());
+  const Result<TokenId> chosen = token_of(a, logits, draft);
+  if (!chosen.ok()) {
+    fail(a, chosen.error().message, sink);
+    return false;
+  }
+  const TokenId token = *chosen;
+  const auto& stops = a.request.sampling.stop_ids;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    finish(a, FinishReason::stop, std::nullopt, nullptr, sink);
+    return draft == token;
+  }
+  const Logprobs* logprobs_of_token = nullptr;
+  if (with_logprobs) {
+    of_token = logprobs(untouched, token, *a.request.top_logprobs);
+    logprobs_of_token = &of_token;
+  }
+  a.history.push(token);
+  a.text.push_back(token);
+  ++a.stats.generated_tokens;
+  if (a.stats.generated_tokens >= a.limit) {
+    finish(a, FinishReason::length, token, logprobs_of_token, sink);
+  } else {
+    sink({.request = a.number, .token = token, .logprobs = logprobs_of_token});
+  }
+  return draft == token;
+}
+
+}  // namespace tandem

@@ -1,0 +1,99 @@
+#include "engine/load_drafter.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <filesystem>
+
+#include "format/checkpoint.h"
+#include "model/checkpoint_source.h"
+#include "model/published_shapes.h"
+#include "speculate/mtp_drafter.h"
+#include "speculate/simulated_drafter.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+// `<model>-dflash` beside the model folder.
+std::string dflash_folder_of(const std::string& model) {
+  std::string path = model;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path + "-dflash";
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+// Room for the longest step of the target, and for what waits from the steps before.
+DecoderLimits limits_of(const LoadedModel& model) {
+  DecoderLimits limits = model.decoder->limits();
+  limits.max_rows += 2 * kMaxDecodeRows;
+  return limits;
+}
+
+Result<std::unique_ptr<Drafter>> load_dflash(LoadedModel& model, const DrafterOptions& options) {
+  const std::string folder = options.folder.empty() ? dflash_folder_of(model.name) : options.folder;
+  if (!is_folder(folder)) {
+    return Error{fmt::format(
+        "{}: no such folder: a DFlash drafter is wanted there; name another with --draft DIR", folder)};
+  }
+  TD_ASSIGN_OR_RETURN(const DrafterConfig config, load_drafter_config(folder));
+  TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
+  TD_ASSIGN_OR_RETURN(CheckpointSource source,
+                      CheckpointSource::create_drafter(checkpoint, config.network, nullptr));
+  TD_ASSIGN_OR_RETURN(auto network, DflashNetwork::load(source, config, *model.decoder, limits_of(model)));
+  TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter,
+                      DflashDrafter::create(std::move(network), *model.decoder, options.limits));
+  return drafter;
+}
+
+Result<std::unique_ptr<Drafter>> load_mtp(LoadedModel& model, const DrafterOptions& options) {
+  if (is_synthetic(model.name)) {
+    return Error{model.name +
+                 ": a synthetic model has no multi-token-prediction head: use --drafter simulated:P"};
+  }
+  TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(model.name));
+  TD_ASSIGN_OR_RETURN(CheckpointSource source, CheckpointSource::create(checkpoint, model.config, nullptr));
+  TD_ASSIGN_OR_RETURN(auto head, MtpHead::load(source, model.config, *model.decoder, limits_of(model), {}));
+  TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter,
+                      MtpDrafter::create(std::move(head), *model.decoder, options.limits));
+  return drafter;
+}
+
+Result<std::unique_ptr<Drafter>> make_simulated(const LoadedModel& model, std::string_view acceptance) {
+  double p = 0;
+  const auto [end, error] = std::from_chars(acceptance.data(), acceptance.data() + acceptance.size(), p);
+  if (error != std::errc() || end != acceptance.data() + acceptance.size() || !(p > 0 && p <= 1)) {
+    return Error{fmt::format("--drafter simulated:P wants a probability in (0, 1], found '{}'", acceptance)};
+  }
+  return std::unique_ptr<Drafter>(std::make_unique<SimulatedDrafter>(p, model.config.vocab_size));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterOptions& options) {
+  std::string name = options.name;
+  if (name == "auto") {
+    const bool has_folder = !options.folder.empty() || is_folder(dflash_folder_of(model.name));
+    name = has_folder ? "dflash" : model.n_mtp_tensors > 0 ? "mtp" : "ngram";
+  }
+  if (!options.folder.empty() && name != "dflash") {
+    return Error{
+        fmt::format("--draft {} names a DFlash drafter, --drafter {} is another: leave one of them out",
+                    options.folder, name)};
+  }
+  if (name == "none") return std::unique_ptr<Drafter>();
+  if (name == "dflash") return load_dflash(model, options);
+  if (name == "mtp") return load_mtp(model, options);
+  constexpr std::string_view kSimulated = "simulated:";
+  if (name.starts_with(kSimulated))
+    return make_simulated(model, std::string_view(name).substr(kSimulated.size()));
+  return Error{
+      fmt::format("drafter '{}' is unknown: use auto, dflash, mtp, ngram, simulated:P or none", name)};
+}
+
+}  // namespace tandem
