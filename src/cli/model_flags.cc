@@ -113,6 +113,9 @@ void SpeculationFlags::add_to(Options& options) {
       "head, else ngram [auto]");
   options.add("--draft", &folder, "DIR", "Folder of a DFlash drafter [the model's with -dflash]");
   options.add("--draft-length", &length, "L", "auto, fixed:N or kod [auto]");
+  options.add("--tree", &tree_nodes, "N",
+              "Verify trees of N drafted tokens, where the drafter makes them; 0: chains [0]",
+              {.min = 0, .max = kMaxDraft});
   options.add(
       "--accept", &accept, "RULE",
       "coupled: the tokens of plain decoding; rejection: their distribution; lenient:A: neither [coupled]");
@@ -132,6 +135,10 @@ Result<std::unique_ptr<Drafter>> SpeculationFlags::load(LoadedModel& model, cons
   TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> loaded,
                       load_drafter(model, {.name = drafter, .folder = folder, .limits = limits}));
   TD_ASSIGN_OR_RETURN(const LengthOptions wanted, parse_length_options(length));
+  if (loaded && tree_nodes > 0 && !loaded->makes_trees()) {
+    return Error{fmt::format("--tree {}: the drafter {} makes no trees: use --drafter dflash", tree_nodes,
+                             loaded->name())};
+  }
   if (loaded && wanted.kind == LengthOptions::Kind::fixed && wanted.fixed > loaded->max_draft()) {
     return Error{fmt::format("--draft-length fixed:{}: the drafter {} makes at most {} tokens at a time",
                              wanted.fixed, loaded->name(), loaded->max_draft())};
@@ -141,6 +148,7 @@ Result<std::unique_ptr<Drafter>> SpeculationFlags::load(LoadedModel& model, cons
 
 void SpeculationFlags::apply(Drafter* loaded, EngineOptions& options) const {
   options.drafter = loaded;
+  options.tree_nodes = tree_nodes;
   if (const auto parsed = parse_length_options(length); parsed.ok()) options.length = *parsed;
   if (const auto parsed = parse_accept_options(accept); parsed.ok()) options.accept = *parsed;
 }

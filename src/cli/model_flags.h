@@ -56,6 +56,7 @@ struct SamplingFlags {
 
 struct SpeculationFlags {
   std::string drafter = "auto", folder, length = "auto", accept = "coupled";
+  int tree_nodes = 0;
 
   void add_to(Options& options);
   Status check() const;

@@ -17,13 +17,16 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A drafter is not trusted: what it says is cut where it stops making sense.
+// A drafter is not trusted: what it says is cut where it stops making sense. Trees must come depth first: a
+// token's parent is the one before it or an ancestor of that.
 void cut_bad_tokens(Draft& draft, int most, int n_tokens) {
-  draft.n = std::clamp(draft.n, 0, std::min(most, kMaxDraft));
-  for (int i = 0; i < draft.n; ++i) {
-    const TokenId token = draft.tokens[size_t(i)];
-    const int parent = draft.parents[size_t(i)];
-    if (token < 0 || token >= n_tokens || parent < -1 || parent >= i) draft.n = i;
+  const int n = std::clamp(draft.n, 0, std::min(most, kMaxDraft));
+  for (draft.n = 0; draft.n < n; ++draft.n) {
+    const TokenId token = draft.tokens[size_t(draft.n)];
+    const int parent = draft.parents[size_t(draft.n)];
+    int above = draft.n - 1;
+    while (above >= 0 && above != parent) above = draft.parents[size_t(above)];
+    if (token < 0 || token >= n_tokens || above != parent) return;
   }
 }
 
@@ -69,6 +72,11 @@ void Engine::plan_drafts() {
   double tokens = 0;
   for (Active* a : stepping_) {
     if (!a->length) continue;
+    if (options_.tree_nodes > 0) {  // as deep as the drafter goes and the answer may still grow
+      a->n_wanted = a->plan.limit > 0 && room >= options_.tree_nodes ? a->plan.limit : 0;
+      room -= a->n_wanted > 0 ? options_.tree_nodes : 0;
+      continue;
+    }
     if (look_first) a->plan.limit = std::min(a->plan.limit, a->draft.n);
     a->plan.limit = std::min(a->plan.limit, room);
     a->plan.other_rows = rows;
@@ -88,7 +96,11 @@ void Engine::propose(bool as_much_as_fits) {
   for (Active* a : stepping_) {
     const int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
     if (most == 0) continue;
-    requests_.push_back({.slot = a->state.slot(), .max = most, .text = a->text, .draft = &a->draft});
+    requests_.push_back({.slot = a->state.slot(),
+                         .max = most,
+                         .tree_nodes = options_.tree_nodes,
+                         .text = a->text,
+                         .draft = &a->draft});
   }
   if (requests_.empty()) return;
   try {
@@ -97,7 +109,9 @@ void Engine::propose(bool as_much_as_fits) {
     for (Active* a : stepping_) a->draft.clear();
   }
   for (Active* a : stepping_) {
-    cut_bad_tokens(a->draft, as_much_as_fits ? a->plan.limit : a->n_wanted, options_.n_text_tokens);
+    int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
+    if (most > 0 && options_.tree_nodes > 0) most = options_.tree_nodes;
+    cut_bad_tokens(a->draft, most, options_.n_text_tokens);
   }
   draft_s_ += seconds_since(start);
 }
@@ -106,7 +120,7 @@ bool Engine::begin_step(const Sink& sink) {
   seqs_.clear();
   ids_.clear();
   for (Active* a : stepping_) {
-    if (const Status status = a->state.begin_verify(1 + a->draft.n); !status.ok()) {
+    if (const Status status = begin_rows(*a); !status.ok()) {
       fail(*a, status.error().message, sink);
       continue;
     }
@@ -122,6 +136,13 @@ bool Engine::begin_step(const Sink& sink) {
   }
   std::erase_if(stepping_, [](const Active* a) { return a->done; });
   return !stepping_.empty();
+}
+
+Status Engine::begin_rows(Active& a) {
+  if (a.draft.is_chain()) return a.state.begin_verify(1 + a.draft.n);
+  a.parents[0] = -1;
+  for (int i = 0; i < a.draft.n; ++i) a.parents[size_t(i) + 1] = int8_t(a.draft.parents[size_t(i)] + 1);
+  return a.state.begin_verify(std::span<const int8_t>(a.parents.data(), size_t(a.draft.n) + 1));
 }
 
 // Rows in order, in blocks that the head takes; a sequence's rows may lie in two blocks.
@@ -147,6 +168,7 @@ void Engine::accept_rows(const Sink& sink) {
 
 // Chooses the token after row a.node, and moves on to the row that drafted it, if there is one.
 void Engine::judge(Active& a, std::span<float> logits, const Sink& sink) {
+  if (!a.draft.is_chain()) return judge_tree(a, logits, sink);
   std::optional<TokenId> drafted;
   if (a.node < a.draft.n) drafted = a.draft.tokens[size_t(a.node)];
   const auto place = size_t(a.node);
@@ -161,12 +183,39 @@ void Engine::judge(Active& a, std::span<float> logits, const Sink& sink) {
   a.judging = true;
 }
 
+// In a tree the target's token is looked for among the children of the row.
+void Engine::judge_tree(Active& a, std::span<float> logits, const Sink& sink) {
+  const size_t before = a.text.size();
+  choose(a, logits, std::nullopt, sink);
+  a.judging = false;
+  if (a.text.size() == before) return;
+  const auto depth = size_t(a.n_kept - 1);
+  bool has_children = false;
+  for (int i = a.node; i < a.draft.n; ++i) {
+    if (a.draft.parents[size_t(i)] != a.node - 1) continue;
+    has_children = true;
+    if (a.draft.tokens[size_t(i)] != a.text.back()) continue;
+    ++a.stats.speculation.accepted_at[depth];
+    if (!a.done) {
+      a.node = i + 1;
+      a.path[size_t(a.n_kept++)] = a.node;
+      a.judging = true;
+    }
+    break;
+  }
+  a.stats.speculation.judged_at[depth] += has_children;
+}
+
 void Engine::commit_rows() {
   observations_.clear();
   rows_.clear();  // spans into it stay valid: it has room for all rows of a step
   for (Active* a : stepping_) {
     const int start = a->state.length();
-    a->state.commit(a->n_kept);
+    if (a->draft.is_chain()) {
+      a->state.commit(a->n_kept);
+    } else {
+      a->state.commit(std::span<const int>(a->path.data(), size_t(a->n_kept)));
+    }
     if (!a->length || a->done) continue;
     for (int i = 0; i < a->n_kept; ++i) rows_.push_back(a->first_row + a->path[size_t(i)]);
     observations_.push_back({.slot = a->state.slot(),
@@ -200,15 +249,17 @@ void Engine::learn(double round_s) {
   for (Active* a : stepping_) {
     a->stats.decode_s += round_s;
     SpeculationStats& stats = a->stats.speculation;
+    // The last token of an answer is not followed by another row.
+    const int n_accepted = a->draft.is_chain() ? a->node : a->n_kept - 1;
     ++stats.rounds;
     stats.drafted += a->draft.n;
-    stats.accepted += a->node;
+    stats.accepted += n_accepted;
     stats.tokens += int(a->text.size() - a->n_text_before);
     stats.draft_s += draft_s_;
     stats.verify_s += verify_s_;
     stats.other_s += other_s;
-    if (!a->length) continue;
-    a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = a->node, .seconds = round_s},
+    if (!a->length || options_.tree_nodes > 0) continue;
+    a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
                        *knowledge_);
   }
 }

@@ -36,8 +36,11 @@ Result<std::unique_ptr<Engine>> Engine::create(Decoder& decoder, const EngineOpt
   }
   const int draft = options.drafter == nullptr ? 0 : std::min(kMaxDraft, options.drafter->max_draft());
   options.length.max_draft = std::min(options.length.max_draft, draft);
-  const StateLimits limits{
-      .max_sequences = options.max_sequences, .max_positions = options.max_positions, .tape_rows = 1 + draft};
+  const bool trees = options.drafter != nullptr && options.drafter->makes_trees();
+  options.tree_nodes = trees ? std::clamp(options.tree_nodes, 0, kMaxDraft) : 0;
+  const StateLimits limits{.max_sequences = options.max_sequences,
+                           .max_positions = options.max_positions,
+                           .tape_rows = 1 + std::max(draft, options.tree_nodes)};
   TD_ASSIGN_OR_RETURN(StatePool pool, StatePool::create(decoder.backend(), decoder.state_shape(), limits));
   return std::unique_ptr<Engine>(new Engine(decoder, options, std::move(pool)));
 }

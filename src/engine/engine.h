@@ -67,6 +67,7 @@ struct EngineOptions {
   Drafter* drafter = nullptr;  // must outlive the engine, and have room for max_sequences
   LengthOptions length = {};
   AcceptOptions accept = {};
+  int tree_nodes = 0;  // > 0: trees of so many drafted tokens, every round, where the drafter makes them
 };
 
 class Engine {
@@ -112,9 +113,10 @@ class Engine {
     int first_row = 0;
     size_t n_text_before = 0;
     bool judging = false;
-    int node = 0;                               // the last row kept
-    int n_kept = 0;                             // rows to commit
-    std::array<int, kMaxDecodeRows> path = {};  // those rows
+    int node = 0;                                     // the last row kept
+    int n_kept = 0;                                   // rows to commit
+    std::array<int, kMaxDecodeRows> path = {};        // those rows
+    std::array<int8_t, kMaxDecodeRows> parents = {};  // of rows, in a tree
   };
 
   Engine(Decoder& decoder, const EngineOptions& options, StatePool pool);
@@ -126,10 +128,12 @@ class Engine {
   void plan_drafts();
   void propose(bool as_much_as_fits);
   bool begin_step(const Sink& sink);
+  Status begin_rows(Active& a);
   void accept_rows(const Sink& sink);
   void judge(Active& a, std::span<float> logits, const Sink& sink);
   void commit_rows();
   void learn(double round_s);
+  void judge_tree(Active& a, std::span<float> logits, const Sink& sink);
   // Chooses the next token from the logits of one row, which may be edited, and reports it. `draft`: the
   // token that was drafted for this place, if any; true if that is what came out and the answer goes on.
   bool choose(Active& a, std::span<float> logits, std::optional<TokenId> draft, const Sink& sink);

@@ -39,6 +39,7 @@ class DflashNetwork {
     trunk_->forward(step, ids, pool);
   }
   int max_rows() const { return trunk_->limits().max_rows; }
+  int max_logit_rows() const { return trunk_->limits().max_logit_rows; }
   // Logits of rows of the last block, at most the limits' max_logit_rows.
   std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
   View hidden() const { return trunk_->hidden(); }

@@ -92,17 +92,27 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
   if (drafting_.empty()) return;
   network_->forward_block({.n_rows = int(ids_.size()), .seqs = seqs_}, ids_, pool_);
   const int first_slot = config.sample_from_anchor ? 0 : 1;
+  rows_.clear();
+  owners_.clear();
   for (size_t i = 0; i < drafting_.size(); ++i) {
     const DraftRequest& r = *drafting_[i];
     states_[size_t(r.slot)]->commit(0);  // a block's keys are not context
-    const int n = std::min(r.max, max_draft());
-    rows_.resize(size_t(n));
-    for (int j = 0; j < n; ++j) rows_[size_t(j)] = int32_t(int(i) * config.block_size + first_slot + j);
-    const std::span<float> logits = network_->logits(rows_);
-    const size_t n_vocab = logits.size() / size_t(n);
-    for (int j = 0; j < n; ++j) {
-      const auto position = uint32_t(r.text.size()) + uint32_t(j);
-      if (!choice_.append(r.slot, logits.subspan(size_t(j) * n_vocab, n_vocab), position, *r.draft)) break;
+    for (int j = 0; j < std::min(r.max, max_draft()); ++j) {
+      rows_.push_back(int32_t(i) * config.block_size + first_slot + j);
+      owners_.push_back(&r);
+    }
+  }
+  const auto most = size_t(network_->max_logit_rows());
+  for (size_t first = 0; first < rows_.size(); first += most) {
+    const auto some = std::span(rows_).subspan(first, std::min(most, rows_.size() - first));
+    const std::span<float> logits = network_->logits(some);
+    const size_t n_vocab = logits.size() / some.size();
+    for (size_t i = 0; i < some.size(); ++i) {
+      const DraftRequest& r = *owners_[first + i];
+      const int slot_index = some[i] % config.block_size - first_slot;
+      if (r.draft->n != slot_index) continue;  // an earlier token of this draft could not be chosen
+      choice_.append(r.slot, logits.subspan(i * n_vocab, n_vocab),
+                     uint32_t(r.text.size()) + uint32_t(slot_index), *r.draft);
     }
   }
 }

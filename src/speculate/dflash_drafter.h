@@ -46,7 +46,7 @@ class DflashDrafter final : public Drafter {
   std::vector<int32_t> rows_;
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
-  std::vector<const DraftRequest*> drafting_;
+  std::vector<const DraftRequest*> drafting_, owners_;  // of blocks, of rows
 };
 
 }  // namespace tandem

@@ -31,6 +31,12 @@ struct Draft {
   // all mass on each token.
   std::vector<float> q;
 
+  bool is_chain() const {
+    for (int i = 0; i < n; ++i) {
+      if (parents[size_t(i)] != i - 1) return false;
+    }
+    return true;
+  }
   void clear() {
     n = 0;
     q.clear();
