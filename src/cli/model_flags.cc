@@ -105,12 +105,17 @@ Status SamplingFlags::check() const {
   return {};
 }
 
-void SpeculationFlags::add_to(Options& options) {
-  options.section("Speculation (changes the speed, never the tokens)");
-  options.add(
-      "--drafter", &drafter, "NAME",
+void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names) {
+  options.section("Speculation (a drafter changes the speed, never the tokens)");
+  const std::string help =
       "auto, dflash, mtp, ngram, simulated:P or none; auto: DIR-dflash beside the model, else its own MTP "
-      "head, else ngram [auto]");
+      "head, else "
+      "ngram [auto]";
+  if (names != nullptr) {
+    options.add("--drafter", names, "A,B", help);
+  } else {
+    options.add("--drafter", &drafter, "NAME", help);
+  }
   options.add("--draft", &folder, "DIR", "Folder of a DFlash drafter [the model's with -dflash]");
   options.add("--draft-length", &length, "L", "auto, fixed:N or kod [auto]");
   options.add("--tree", &tree_nodes, "N",

@@ -58,7 +58,8 @@ struct SpeculationFlags {
   std::string drafter = "auto", folder, length = "auto", accept = "coupled";
   int tree_nodes = 0;
 
-  void add_to(Options& options);
+  // names: where several drafters may be given; null: `drafter` takes one.
+  void add_to(Options& options, std::vector<std::string>* names = nullptr);
   Status check() const;
   // The drafter for a loaded model (null for none), with room for `limits`.
   Result<std::unique_ptr<Drafter>> load(LoadedModel& model, const DraftLimits& limits) const;

@@ -18,6 +18,7 @@ constexpr Entry kBenches[] = {
     {"decode", "a decode step against the memory bandwidth", bench::run_decode},
     {"verify", "the cost of steps of several rows, in steps of one", bench::run_verify},
     {"prefill", "prompt tokens per second against oneDNN's matrix product", bench::run_prefill},
+    {"speculate", "plain and speculative decoding of the same prompts, in turns", bench::run_speculate},
     {"bandwidth", "reading and copying memory", bench::run_bandwidth},
 };
 
@@ -41,7 +42,8 @@ std::string usage() {
 
 int run_bench(Arguments args) {
   if (args.empty())
-    return misuse("bench", "expected decode, verify, prefill or bandwidth (see tandem bench --help)");
+    return misuse("bench",
+                  "expected decode, verify, prefill, speculate or bandwidth (see tandem bench --help)");
   if (args[0] == "-h" || args[0] == "--help") {
     Output out;
     out.write(usage());
@@ -50,8 +52,9 @@ int run_bench(Arguments args) {
   for (const Entry& b : kBenches) {
     if (args[0] == b.name) return b.run(args.subspan(1));
   }
-  return misuse("bench",
-                fmt::format("'{}' is no bench: expected decode, verify, prefill or bandwidth", args[0]));
+  return misuse(
+      "bench",
+      fmt::format("'{}' is no bench: expected decode, verify, prefill, speculate or bandwidth", args[0]));
 }
 
 }  // namespace tandem

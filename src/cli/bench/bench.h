@@ -17,6 +17,7 @@ namespace tandem::bench {
 int run_decode(Arguments args);
 int run_verify(Arguments args);
 int run_prefill(Arguments args);
+int run_speculate(Arguments args);
 int run_bandwidth(Arguments args);
 
 // Options that all of them share, and the rows they make.
