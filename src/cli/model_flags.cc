@@ -112,7 +112,7 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
       "head, else "
       "ngram [auto]";
   if (names != nullptr) {
-    options.add("--drafter", names, "A,B", help);
+    options.add("--drafter", names, "NAME", "May be repeated: " + help);
   } else {
     options.add("--drafter", &drafter, "NAME", help);
   }

@@ -69,10 +69,10 @@ std::vector<Output> run(Decoder& decoder, const std::vector<Request>& requests, 
 class Scripted final : public Drafter {
  public:
   using Script = std::function<void(const DraftRequest&)>;
-  explicit Scripted(Script script, bool trees = false, DraftKind kind = DraftKind::block)
-      : script_(std::move(script)), trees_(trees), kind_(kind) {}
+  explicit Scripted(Script script, bool trees = false, DraftCost cost = DraftCost::block)
+      : script_(std::move(script)), trees_(trees), cost_(cost) {}
   std::string_view name() const override { return "scripted"; }
-  DraftKind kind() const override { return kind_; }
+  DraftCost cost() const override { return cost_; }
   int max_draft() const override { return kMaxDraft; }
   bool makes_trees() const override { return trees_; }
   Status begin(int, const DraftedSequence&) override { return {}; }
@@ -85,7 +85,7 @@ class Scripted final : public Drafter {
  private:
   Script script_;
   bool trees_;
-  DraftKind kind_;
+  DraftCost cost_;
 };
 
 // Random tokens, ids outside the vocabulary, wrong lengths and parents, exceptions.
@@ -218,7 +218,7 @@ TEST_F(Speculation, AHostileDrafterCostsTimeOnly) {
     Rng rng{unsigned(5000 + i)}, lots{unsigned(i)};
     const std::vector<Request> batch = random_batch(rng, n_vocab);
     Scripted drafter([&](const DraftRequest& r) { hostile(lots, r, n_vocab); }, i % 2 == 0,
-                     i % 3 == 0 ? DraftKind::free : DraftKind::block);
+                     i % 3 == 0 ? DraftCost::free : DraftCost::block);
     const std::vector<Output> plain = run(*model.decoder, batch, {});
     const std::vector<Output> got =
         run(*model.decoder, batch,
