@@ -143,6 +143,15 @@ uint64_t parameters_of(const Checkpoint& checkpoint, const ModelConfig& config) 
   return n;
 }
 
+// Those that change anything: a greedy answer too.
+std::string penalties_text(const SamplingParams& p) {
+  std::string out;
+  if (p.repetition_penalty != 1) out += fmt::format(", repetition penalty {}", p.repetition_penalty);
+  if (p.presence_penalty != 0) out += fmt::format(", presence penalty {}", p.presence_penalty);
+  if (p.frequency_penalty != 0) out += fmt::format(", frequency penalty {}", p.frequency_penalty);
+  return out;
+}
+
 // What was found, as text and as JSON, up to the first thing that is wrong.
 class Report {
  public:
@@ -242,10 +251,11 @@ class Report {
     TD_ASSIGN_OR_RETURN(const GenerationConfig generation, load_generation_config(folder));
     const SamplingParams params = default_sampling(generation);
     json_["temperature"] = json_number(params.temperature);
-    text_ += fmt::format("sampling       {}\n",
+    text_ += fmt::format("sampling       {}{}\n",
                          params.temperature > 0 ? fmt::format("temperature {}, top-k {}, top-p {}",
                                                               params.temperature, params.top_k, params.top_p)
-                                                : "greedy");
+                                                : "greedy",
+                         penalties_text(params));
     return {};
   }
 

@@ -246,6 +246,7 @@ class FileKinds(TestCase):
         config = json.loads(path.read_text())
         path.write_text(json.dumps(config | {"do_sample": False, "repetition_penalty": 1.8}))
         self.assertEqual(tandem("generate", "--model", model, *common).out, given)
+        self.assertIn("greedy, repetition penalty 1.8", tandem("inspect", "--model", model).out)
 
 
 class Usage(TestCase):
