@@ -51,7 +51,7 @@ Result<LengthOptions> parse_length_options(std::string_view text) {
 struct LengthControl::Arms {
   int limit = 0;
   bool pays = false;  // drafting beats plain decoding
-  std::array<double, kMaxDraft + 1> tokens, seconds;
+  std::array<double, kMaxDraft + 1> tokens{}, seconds{};
 
   Arms(const RoundPlan& plan, int limit, const CostModel& cost) : limit(limit) {
     cost.verify_curve({.rows = plan.other_rows + 1, .batch = plan.batch, .context = plan.context},

@@ -205,6 +205,82 @@ TEST(LengthAuto, VerifiesLessWhenTheStepIsFull) {
   EXPECT_GE(length_with(13), 1);
 }
 
+// A lookup finds something now and then, of any length.
+TEST(LengthAuto, UsesALookupThatSeldomFindsAnything) {
+  const Machine machine{DraftCost::free, [](int rows) { return 10 + 2. * rows; }, [](int) { return 0.02; },
+                        0.2};
+  const auto rate = [&](double accept, const LengthOptions& options) {
+    double tokens = 0, seconds = 0;
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      LengthKnowledge knowledge(DraftCost::free);
+      LengthControl control(options);
+      std::mt19937_64 rng(seed), timer(seed + 1000);
+      for (int i = 0; i < 4000; ++i) {
+        const RoundPlan plan{.limit = rng() % 10 < 3 ? 2 + int(rng() % 9) : 0, .context = i};
+        const int n = control.next(plan, knowledge);
+        const int n_accepted = std::min(n, run_of(accept, rng));
+        knowledge.cost.add_verify({.rows = n + 1, .context = i}, measured(machine.verify(n + 1), timer));
+        if (n > 0) knowledge.cost.add_draft(n, measured(machine.draft(n), timer));
+        control.observe(plan, {.n_verified = n, .n_accepted = n_accepted}, knowledge);
+        tokens += n_accepted + 1;
+        seconds += machine.round(n);
+      }
+    }
+    return tokens / seconds;
+  };
+  for (const double accept : {0.0, 0.2, 0.4, 0.8, 0.95}) {
+    double best = 1 / machine.round(0);
+    for (int n = 1; n <= 10; ++n) {
+      best =
+          std::max(best, rate(accept, {.kind = LengthOptions::Kind::fixed, .fixed = n, .max_draft = kLimit}));
+    }
+    EXPECT_GE(rate(accept, {.max_draft = kLimit}), 0.97 * best) << accept;
+    EXPECT_GE(rate(accept, {.max_draft = kLimit}) * machine.round(0), 0.98) << accept;
+  }
+}
+
+// Two sequences of one step, of which one drafts well: each looks at what the other takes of the step.
+TEST(LengthAuto, SharesAStepBetweenSequencesThatDraftWellAndBadly) {
+  const auto verify = [](int rows) { return 40 + 2. * rows + 3. * std::max(0, rows - 16); };
+  const auto rate = [&](const LengthOptions& first, const LengthOptions& second) {
+    LengthKnowledge knowledge(DraftCost::block);
+    LengthControl controls[2] = {LengthControl(first), LengthControl(second)};
+    const double accept[2] = {0.9, 0.2};
+    int n[2] = {0, 0};
+    double expected[2] = {1, 1}, tokens = 0, seconds = 0;
+    std::mt19937_64 rng(5), timer(6);
+    for (int i = 0; i < 4000; ++i) {
+      RoundPlan plans[2];
+      for (int j = 0; j < 2; ++j) {
+        plans[j] = {.limit = kLimit, .batch = 2, .other_rows = n[1 - j] + 1, .other_tokens = expected[1 - j]};
+        n[j] = controls[j].next(plans[j], knowledge);
+        expected[j] = controls[j].expected_tokens();
+      }
+      const int rows = n[0] + n[1] + 2;
+      knowledge.cost.add_verify({.rows = rows, .batch = 2}, measured(verify(rows), timer));
+      seconds += verify(rows);
+      for (int j = 0; j < 2; ++j) {
+        const int n_accepted = std::min(n[j], run_of(accept[j], rng));
+        if (n[j] > 0) knowledge.cost.add_draft(n[j], measured(10, timer)), seconds += 10;
+        plans[j].other_rows = n[1 - j] + 1;
+        controls[j].observe(plans[j], {.n_verified = n[j], .n_accepted = n_accepted}, knowledge);
+        tokens += n_accepted + 1;
+      }
+    }
+    return tokens / seconds;
+  };
+  const auto fixed = [](int n) {
+    return n == 0 ? LengthOptions{.max_draft = 0}
+                  : LengthOptions{.kind = LengthOptions::Kind::fixed, .fixed = n, .max_draft = kLimit};
+  };
+  double best = 0;
+  for (int a = 0; a <= kLimit; ++a) {
+    for (int b = 0; b <= 3; ++b) best = std::max(best, rate(fixed(a), fixed(b)));
+  }
+  const LengthOptions automatic{.max_draft = kLimit};
+  EXPECT_GE(rate(automatic, automatic), 0.97 * best);
+}
+
 TEST(Length, StaysWithinTheLimits) {
   std::mt19937_64 rng(4);
   for (const auto kind :
