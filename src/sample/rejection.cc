@@ -1,6 +1,7 @@
 #include "sample/rejection.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -33,15 +34,23 @@ TokenId race(size_t n, const NoiseKey& key, WeightAt weight_at) {
   TokenId best = -1;
   float best_value = kNothing;
   for (size_t i = 0; i < n; i += 4) {
+    const size_t n_block = std::min<size_t>(4, n - i);
+    std::array<float, 4> weights{};
+    bool any = false;
+    for (size_t j = 0; j < n_block; ++j) {
+      weights[j] = weight_at(i + j);
+      any |= weights[j] > 0;  // not NaN
+    }
+    if (!any) continue;  // after top-k or top-p nearly all
     const PhiloxBlock bits = noise_bits4(key, uint32_t(i / 4));
-    for (size_t j = i; j < std::min(i + 4, n); ++j) {
-      const float weight = weight_at(j);
-      if (!(weight > 0)) continue;  // NaN as well
-      const uint32_t word = bits[j % 4];
+    for (size_t j = 0; j < n_block; ++j) {
+      const float weight = weights[j];
+      if (!(weight > 0)) continue;
+      const uint32_t word = bits[j];
       if (best >= 0 && log_upper_bound(weight) + gumbel_upper_bound(word) < best_value) continue;
       const float value = std::log(weight) + gumbel_from_bits(word);
       if (best < 0 || value > best_value) {
-        best = TokenId(j);
+        best = TokenId(i + j);
         best_value = value;
       }
     }
