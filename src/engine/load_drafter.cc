@@ -9,6 +9,7 @@
 #include "model/checkpoint_source.h"
 #include "model/published_shapes.h"
 #include "speculate/mtp_drafter.h"
+#include "speculate/ngram_drafter.h"
 #include "speculate/simulated_drafter.h"
 
 namespace tandem {
@@ -89,6 +90,9 @@ Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterO
   if (name == "none") return std::unique_ptr<Drafter>();
   if (name == "dflash") return load_dflash(model, options);
   if (name == "mtp") return load_mtp(model, options);
+  if (name == "ngram") {
+    return std::unique_ptr<Drafter>(std::make_unique<NgramDrafter>(options.limits.max_sequences));
+  }
   constexpr std::string_view kSimulated = "simulated:";
   if (name.starts_with(kSimulated))
     return make_simulated(model, std::string_view(name).substr(kSimulated.size()));

@@ -1,10 +1,17 @@
 #include "speculate/dflash_drafter.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
+#include "speculate/draft_tree.h"
 
 namespace tandem {
+namespace {
+
+constexpr size_t kTreeCandidates = 16;  // per slot: a tree has 31 nodes at most
+
+}  // namespace
 
 Result<std::unique_ptr<DflashDrafter>> DflashDrafter::create(std::unique_ptr<DflashNetwork> network,
                                                              Decoder& target, const DraftLimits& limits) {
@@ -109,12 +116,43 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
     const size_t n_vocab = logits.size() / some.size();
     for (size_t i = 0; i < some.size(); ++i) {
       const DraftRequest& r = *owners_[first + i];
+      const std::span<float> row = logits.subspan(i * n_vocab, n_vocab);
       const int slot_index = some[i] % config.block_size - first_slot;
-      if (r.draft->n != slot_index) continue;  // an earlier token of this draft could not be chosen
-      choice_.append(r.slot, logits.subspan(i * n_vocab, n_vocab),
-                     uint32_t(r.text.size()) + uint32_t(slot_index), *r.draft);
+      if (r.tree_nodes > 0) {
+        collect_candidates(row);
+        if (first + i + 1 == owners_.size() || owners_[first + i + 1] != &r) finish_tree(r);
+      } else if (r.draft->n == slot_index) {  // else an earlier token of this draft could not be chosen
+        choice_.append(r.slot, row, uint32_t(r.text.size()) + uint32_t(slot_index), *r.draft);
+      }
     }
   }
+}
+
+// The best tokens of one slot; their probabilities among themselves are as good as any for choosing branches.
+void DflashDrafter::collect_candidates(std::span<const float> logits) {
+  TopSelection best(selection_, kTreeCandidates);
+  for (size_t id = 0; id < logits.size(); ++id) best.offer(logits[id], TokenId(id));
+  best.finish();
+  std::sort(selection_.begin(), selection_.end(), better);
+  double total = 0;
+  for (const Candidate& c : selection_) total += std::exp(double(c.score - selection_[0].score));
+  for (size_t i = 0; i < kTreeCandidates; ++i) {
+    const bool there = i < selection_.size();
+    candidate_ids_.push_back(there ? selection_[i].id : 0);
+    candidate_log_probs_.push_back(
+        there ? float(double(selection_[i].score - selection_[0].score) - std::log(total)) : -INFINITY);
+  }
+}
+
+void DflashDrafter::finish_tree(const DraftRequest& r) {
+  const SlotCandidates slots{.n_slots = int(candidate_ids_.size() / kTreeCandidates),
+                             .top_k = int(kTreeCandidates),
+                             .ids = candidate_ids_,
+                             .log_probs = candidate_log_probs_};
+  r.draft->n =
+      build_draft_tree(slots, std::min(r.tree_nodes, kMaxDraft), r.draft->tokens, r.draft->parents).n;
+  candidate_ids_.clear();
+  candidate_log_probs_.clear();
 }
 
 }  // namespace tandem

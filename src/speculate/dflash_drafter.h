@@ -26,6 +26,7 @@ class DflashDrafter final : public Drafter {
   std::string_view name() const override { return "dflash"; }
   DraftCost cost() const override { return DraftCost::block; }
   int max_draft() const override;
+  bool makes_trees() const override { return true; }
   Status begin(int slot, const DraftedSequence& sequence) override;
   void end(int slot) override { states_[size_t(slot)].reset(); }
   void observe(std::span<const Observation> steps) override;
@@ -35,6 +36,8 @@ class DflashDrafter final : public Drafter {
   DflashDrafter(std::unique_ptr<DflashNetwork> network, Decoder& target, StatePool pool,
                 const DraftLimits& limits);
   void draft_blocks(std::span<const DraftRequest> requests);
+  void collect_candidates(std::span<const float> logits);
+  void finish_tree(const DraftRequest& r);
 
   std::unique_ptr<DflashNetwork> network_;
   Decoder* target_;
@@ -46,6 +49,9 @@ class DflashDrafter final : public Drafter {
   std::vector<int32_t> rows_;
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
+  std::vector<Candidate> selection_;
+  std::vector<TokenId> candidate_ids_;  // [slots, kTreeCandidates] of the tree being made
+  std::vector<float> candidate_log_probs_;
   std::vector<const DraftRequest*> drafting_, owners_;  // of blocks, of rows
 };
 

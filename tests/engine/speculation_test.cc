@@ -199,7 +199,10 @@ TEST_F(Speculation, EveryDrafterGivesTheTokensOfPlainDecoding) {
       const LengthOptions length = random_length(rng, *drafter);
       const std::vector<Output> got =
           run(*model.decoder, batch,
-              {.prefill_chunk = pick(rng, {64, 128, 256}), .drafter = drafter.get(), .length = length});
+              {.prefill_chunk = pick(rng, {64, 128, 256}),
+               .drafter = drafter.get(),
+               .length = length,
+               .tree_nodes = drafter->makes_trees() && i % 2 == 0 ? uniform(rng, 1, kMaxDraft) : 0});
       expect_same(got, plain, std::string(name) + ", seed " + std::to_string(1000 + i));
       if (HasFatalFailure()) return;
       for (const Output& o : got) accepted[name] += o.stats.accepted;
