@@ -117,6 +117,9 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
     options.add("--drafter", &drafter, "NAME", help);
   }
   options.add("--draft", &folder, "DIR", "Folder of a DFlash drafter [the model's with -dflash]");
+  options.add("--draft-bits", &draft_bits, "N",
+              "Quantise a DFlash drafter's weights as it is loaded: 8 or 4; 0: as they are [8]",
+              {.min = 0, .max = 8});
   options.add("--draft-length", &length, "L", "auto, fixed:N or kod [auto]");
   options.add("--tree", &tree_nodes, "N",
               "Verify trees of N drafted tokens, where the drafter makes them; 0: chains [0]",
@@ -127,6 +130,9 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
 }
 
 Status SpeculationFlags::check() const {
+  if (draft_bits != 0 && draft_bits != 4 && draft_bits != 8) {
+    return Error{fmt::format("--draft-bits: expected 0, 4 or 8, found {}", draft_bits)};
+  }
   if (const auto parsed = parse_length_options(length); !parsed.ok()) {
     return Error{"--draft-length: " + parsed.error().message};
   }
@@ -137,8 +143,9 @@ Status SpeculationFlags::check() const {
 }
 
 Result<std::unique_ptr<Drafter>> SpeculationFlags::load(LoadedModel& model, const DraftLimits& limits) const {
-  TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> loaded,
-                      load_drafter(model, {.name = drafter, .folder = folder, .limits = limits}));
+  TD_ASSIGN_OR_RETURN(
+      std::unique_ptr<Drafter> loaded,
+      load_drafter(model, {.name = drafter, .folder = folder, .bits = draft_bits, .limits = limits}));
   TD_ASSIGN_OR_RETURN(const LengthOptions wanted, parse_length_options(length));
   if (loaded && tree_nodes > 0 && !loaded->makes_trees()) {
     return Error{fmt::format("--tree {}: the drafter {} makes no trees: use --drafter dflash", tree_nodes,

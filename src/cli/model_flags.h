@@ -56,7 +56,7 @@ struct SamplingFlags {
 
 struct SpeculationFlags {
   std::string drafter = "auto", folder, length = "auto", accept = "coupled";
-  int tree_nodes = 0;
+  int tree_nodes = 0, draft_bits = 8;
 
   // names: where several drafters may be given; null: `drafter` takes one.
   void add_to(Options& options, std::vector<std::string>* names = nullptr);

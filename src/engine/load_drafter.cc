@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 
 #include "format/checkpoint.h"
 #include "model/checkpoint_source.h"
 #include "model/published_shapes.h"
+#include "model/quantizing_source.h"
 #include "speculate/mtp_drafter.h"
 #include "speculate/ngram_drafter.h"
 #include "speculate/simulated_drafter.h"
@@ -46,7 +48,10 @@ Result<std::unique_ptr<Drafter>> load_dflash(LoadedModel& model, const DrafterOp
   TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
   TD_ASSIGN_OR_RETURN(CheckpointSource source,
                       CheckpointSource::create_drafter(checkpoint, config.network, nullptr));
-  TD_ASSIGN_OR_RETURN(auto network, DflashNetwork::load(source, config, *model.decoder, limits_of(model)));
+  QuantizingSource quantized(source, std::max(2, options.bits), model.backend->threads());
+  TD_RETURN_IF_ERROR(quantized.threads_started());
+  TensorSource& weights = options.bits == 0 ? static_cast<TensorSource&>(source) : quantized;
+  TD_ASSIGN_OR_RETURN(auto network, DflashNetwork::load(weights, config, *model.decoder, limits_of(model)));
   TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter,
                       DflashDrafter::create(std::move(network), *model.decoder, options.limits));
   return drafter;

@@ -8,9 +8,8 @@
 
 namespace tandem {
 
-Result<std::unique_ptr<DflashNetwork>> DflashNetwork::load(CheckpointSource& source,
-                                                           const DrafterConfig& config, Decoder& target,
-                                                           const DecoderLimits& limits) {
+Result<std::unique_ptr<DflashNetwork>> DflashNetwork::load(TensorSource& source, const DrafterConfig& config,
+                                                           Decoder& target, const DecoderLimits& limits) {
   std::unique_ptr<DflashNetwork> network(new DflashNetwork(target, config));
   TD_RETURN_IF_ERROR(network->check_target());
   TD_ASSIGN_OR_RETURN(network->trunk_,
@@ -45,7 +44,7 @@ Status DflashNetwork::check_target() const {
   return {};
 }
 
-Status DflashNetwork::load_context(CheckpointSource& source, const DecoderLimits& limits) {
+Status DflashNetwork::load_context(TensorSource& source, const DecoderLimits& limits) {
   Backend& backend = target_->backend();
   const ModelConfig& c = config_.network;
   const int d = c.d_model, kv_dim = c.n_kv_heads * c.d_head;

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "format/drafter_config.h"
-#include "model/checkpoint_source.h"
 #include "model/decoder.h"
 #include "model/load.h"
+#include "model/tensor_source.h"
 
 namespace tandem {
 
@@ -24,7 +24,7 @@ class DflashNetwork {
  public:
   // `target` must outlive the network; its embedding and head are shared. Errors: a drafter that does not fit
   // the target (hidden size, vocabulary, layers; field and both values named); what the source says; memory.
-  static Result<std::unique_ptr<DflashNetwork>> load(CheckpointSource& source, const DrafterConfig& config,
+  static Result<std::unique_ptr<DflashNetwork>> load(TensorSource& source, const DrafterConfig& config,
                                                      Decoder& target, const DecoderLimits& limits);
 
   const DrafterConfig& config() const { return config_; }
@@ -49,7 +49,7 @@ class DflashNetwork {
  private:
   DflashNetwork(Decoder& target, const DrafterConfig& config) : target_(&target), config_(config) {}
   Status check_target() const;
-  Status load_context(CheckpointSource& source, const DecoderLimits& limits);
+  Status load_context(TensorSource& source, const DecoderLimits& limits);
 
   Decoder* target_;
   DrafterConfig config_;

@@ -17,9 +17,6 @@ class SyntheticSource final : public TensorSource {
   SyntheticSource(const ModelConfig& config, int n_threads) : config_(&config), team_(n_threads) {}
 
   // Errors: threads that could not start.
-  const Status& started() const { return team_.started(); }
-
-  // Errors: threads that could not start.
   const Status& threads_started() const { return team_.started(); }
 
   const std::string& name() const override { return config_->file; }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <random>
@@ -190,7 +191,8 @@ TEST_F(Speculation, EveryDrafterGivesTheTokensOfPlainDecoding) {
   int n_sequences = 0;
   for (const char* name : {"dflash", "mtp", "ngram"}) {
     const auto drafter = must(load_drafter(
-        model, {.name = name, .folder = {}, .limits = {.max_sequences = 8, .max_positions = 4096}}));
+        model,
+        {.name = name, .folder = {}, .bits = 8, .limits = {.max_sequences = 8, .max_positions = 4096}}));
     for (int i = 0; i < kRuns / 3; ++i) {
       Rng rng{unsigned(1000 + i)};
       const std::vector<Request> batch = random_batch(rng, n_vocab);
@@ -324,7 +326,8 @@ TEST_F(Speculation, TinyModelsOnTheReferenceBackend) {
       const std::vector<Output> plain = run(*model.decoder, batch, {});
       Scripted drafter([&](const DraftRequest& r) { hostile(lots, r, n_vocab); }, i == 0);
       const auto lookup = must(load_drafter(
-          model, {.name = "ngram", .folder = {}, .limits = {.max_sequences = 2, .max_positions = 1024}}));
+          model,
+          {.name = "ngram", .folder = {}, .bits = 8, .limits = {.max_sequences = 2, .max_positions = 1024}}));
       for (Drafter* d : {static_cast<Drafter*>(&drafter), lookup.get()}) {
         const std::vector<Output> got = run(
             *model.decoder, batch,
@@ -337,12 +340,70 @@ TEST_F(Speculation, TinyModelsOnTheReferenceBackend) {
   }
 }
 
+// Rejection sampling keeps the law of the text, not its tokens: pairs of tokens after a prompt, over many
+// seeds, against direct draws. The drafter draws from a law of its own and says so (or drafts one token only,
+// and says nothing).
+TEST_F(Speculation, RejectionKeepsTheLawOfTheText) {
+  LoadedModel model = load(std::string(TANDEM_TEST_DATA) + "/goldens/tiny/qwen3",
+                           {.name = "cpu", .threads = 1, .isa = "auto"});
+  const auto n_vocab = size_t(model.config.vocab_size);
+  Request request;
+  request.prompt = {5, 9, 2};
+  request.max_tokens = 4;
+  request.sampling.temperature = 1.0f;
+  request.sampling.top_k = 3;  // few tokens: each pair is seen often
+  constexpr int kSeeds = 6000, kBatch = 8;
+  const auto count = [&](const EngineOptions& options, uint64_t first_seed) {
+    std::map<std::vector<TokenId>, double> pairs;
+    for (int i = 0; i < kSeeds; i += kBatch) {
+      std::vector<Request> batch(kBatch, request);
+      for (int j = 0; j < kBatch; ++j) batch[size_t(j)].sampling.seed = first_seed + uint64_t(i + j);
+      for (const Output& out : run(*model.decoder, batch, options)) ++pairs[{out.tokens[2], out.tokens[3]}];
+    }
+    return pairs;
+  };
+  const auto direct = count({}, 0);
+  std::vector<TokenId> likely;
+  for (const auto& [pair, n] : direct) likely.push_back(pair[0]);
+  for (const bool says_q : {false, true}) {
+    Rng lots{17};
+    Scripted drafter([&](const DraftRequest& r) {
+      for (int i = 0; i < r.max; ++i) {
+        // Uniform over the tokens that are seen, drawn without a look at the target.
+        r.draft->push(says_q ? likely[lots() % likely.size()] : likely[size_t(i) % likely.size()]);
+        if (!says_q) continue;
+        r.draft->q.resize(size_t(i + 1) * n_vocab);
+        for (const TokenId t : likely)
+          r.draft->q[size_t(i) * n_vocab + size_t(t)] += 1.0f / float(likely.size());
+      }
+    });
+    const auto got = count({.drafter = &drafter,
+                            .length = {.kind = LengthOptions::Kind::fixed, .fixed = 3},
+                            .accept = {.mode = AcceptMode::rejection}},
+                           1000000);
+    double chi = 0;
+    int cells = 0;
+    for (const auto& [pair, n] : direct) {
+      const double m = got.contains(pair) ? got.at(pair) : 0;
+      if (n + m < 20) continue;
+      chi += (n - m) * (n - m) / (n + m);  // two samples of one size
+      ++cells;
+    }
+    ASSERT_GT(cells, 5);
+    // p = 0.001 of chi-square with cells - 1 degrees, by Wilson and Hilferty.
+    const double k = cells - 1, h = 2.0 / (9 * k);
+    EXPECT_LT(chi, k * std::pow(1 - h + 3.09 * std::sqrt(h), 3))
+        << cells << " pairs, the drafter says q: " << says_q;
+  }
+}
+
 // One slot, one request after another of other lengths: nothing of the one before is left in the drafters.
 TEST_F(Speculation, ASlotForgetsItsLastSequence) {
   LoadedModel model = demo();
   for (const char* name : {"dflash", "mtp", "ngram"}) {
     const auto drafter = must(load_drafter(
-        model, {.name = name, .folder = {}, .limits = {.max_sequences = 1, .max_positions = 512}}));
+        model,
+        {.name = name, .folder = {}, .bits = 8, .limits = {.max_sequences = 1, .max_positions = 512}}));
     const LengthOptions length{.kind = LengthOptions::Kind::fixed, .fixed = 4};
     Rng rng{77};
     std::vector<Request> requests(4);
@@ -350,7 +411,8 @@ TEST_F(Speculation, ASlotForgetsItsLastSequence) {
     std::vector<SpeculationStats> fresh;
     for (const Request& r : requests) {
       const auto own = must(load_drafter(
-          model, {.name = name, .folder = {}, .limits = {.max_sequences = 1, .max_positions = 512}}));
+          model,
+          {.name = name, .folder = {}, .bits = 8, .limits = {.max_sequences = 1, .max_positions = 512}}));
       fresh.push_back(run(*model.decoder, {r}, {.drafter = own.get(), .length = length})[0].stats);
     }
     const auto engine = must(Engine::create(

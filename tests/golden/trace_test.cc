@@ -57,8 +57,8 @@ TEST_P(Trace, DraftsAndTokensAreThoseOfTheGolden) {
   LoadedModel model = value_or_throw(load_model({.model = std::string(TANDEM_MODELS) + "/tandem-demo",
                                                  .backend = {.name = "reference"},
                                                  .limits = {.max_rows = 64, .max_logit_rows = 32}}));
-  const auto inner = value_or_throw(
-      load_drafter(model, {.name = GetParam().drafter, .folder = {}, .limits = {.max_positions = 256}}));
+  const auto inner = value_or_throw(load_drafter(
+      model, {.name = GetParam().drafter, .folder = {}, .bits = 0, .limits = {.max_positions = 256}}));
   Recorder drafter(*inner);
   const auto tokens = (*trace)["tokens"].get<std::vector<TokenId>>();
   const auto engine = value_or_throw(Engine::create(

@@ -38,6 +38,10 @@ constexpr int kMaxSliceDepth = 4;  // pending sums of a tree over 8 slices
 constexpr size_t kClaimBytes = 512 << 10;
 constexpr size_t kClaimBytesOfPasses = 256 << 10;
 
+// Estimates for one thread: a byte of weights read, and multiplied with one row.
+constexpr double kNsPerByte = 0.03, kNsPerByteAndRow = 0.005;
+constexpr double kWorthSharingNs = 5000, kClaimNs = 12000;
+
 // How far ahead of its reads a kernel asks for weights. While several rows are computed the memory would
 // stand idle otherwise; one or two streams at full speed want less.
 constexpr int64_t kAheadBytes = 8192;
@@ -245,9 +249,16 @@ void check_job(const Job& job) {
            "slices left apart take no bias and no residual\n");
 }
 
-int64_t claim_tiles(const LinearShape& shape, int rows) {
-  const size_t bytes = rows <= kPassRows ? kClaimBytes : kClaimBytesOfPasses;
-  return std::max<int64_t>(1, int64_t(bytes / std::max<size_t>(1, tile_bytes(shape))));
+// Tiles claimed at a time, of n_tiles that each work on `rows` rows. A small matrix is cut evenly over the
+// threads, or not at all where handing out would cost more than it gives.
+int64_t claim_tiles(const LinearShape& shape, int64_t n_tiles, int rows, int n_threads) {
+  const double tile = double(tile_bytes(shape));
+  const double tile_ns = tile * std::max(kNsPerByte, kNsPerByteAndRow * rows);
+  if (tile_ns * double(n_tiles) < kWorthSharingNs) return n_tiles;
+  const double bytes = rows <= kPassRows ? kClaimBytes : kClaimBytesOfPasses;
+  const double most = rows <= kPassRows ? std::min(bytes, kClaimNs / tile_ns * tile) : bytes;
+  const int64_t even = (n_tiles + n_threads - 1) / n_threads;
+  return std::clamp<int64_t>(int64_t(most / tile), 1, even);
 }
 
 }  // namespace
@@ -273,15 +284,16 @@ void linear(ThreadTeam& team, Isa isa, const PackedLinear& w, const LinearInput&
   const Job job{linear_kernels(isa), w, x, out};
   check_job(job);
   TD_CHECK(w.shape.n_matrices == 1, "linear on a stack of %d matrices\n", w.shape.n_matrices);
-  team.parallel_for(w.shape.n_tiles(), claim_tiles(w.shape, rows), [&](int64_t first, int64_t last, int) {
-    for (int row = 0; row < rows; row += kPassRows) {
-      PassRows pass;
-      pass.n = std::min(kPassRows, rows - row);
-      pass.ahead = rows <= kPassRows ? kAheadBytes : 0;
-      for (int r = 0; r < pass.n; ++r) pass.in[r] = pass.out[r] = row + r;
-      run_tile_range(job, 0, first, last, pass);
-    }
-  });
+  team.parallel_for(w.shape.n_tiles(), claim_tiles(w.shape, w.shape.n_tiles(), rows, team.size()),
+                    [&](int64_t first, int64_t last, int) {
+                      for (int row = 0; row < rows; row += kPassRows) {
+                        PassRows pass;
+                        pass.n = std::min(kPassRows, rows - row);
+                        pass.ahead = rows <= kPassRows ? kAheadBytes : 0;
+                        for (int r = 0; r < pass.n; ++r) pass.in[r] = pass.out[r] = row + r;
+                        run_tile_range(job, 0, first, last, pass);
+                      }
+                    });
 }
 
 void linear_experts(ThreadTeam& team, Isa isa, const PackedLinear& w, const LinearInput& x,
@@ -290,22 +302,25 @@ void linear_experts(ThreadTeam& team, Isa isa, const PackedLinear& w, const Line
   check_job(job);
   const int64_t n_tiles = w.shape.n_tiles();
   const int64_t n_tasks = n_tiles * int64_t(routing.groups.size());
-  team.parallel_for(n_tasks, claim_tiles(w.shape, kPassRows), [&](int64_t first, int64_t last, int) {
-    while (first < last) {
-      const ExpertRows& group = routing.groups[size_t(first / n_tiles)];
-      const int64_t first_tile = first % n_tiles;
-      const int64_t end_tile = std::min(n_tiles, first_tile + (last - first));
-      for (int row = 0; row < group.count; row += kPassRows) {
-        PassRows pass;
-        pass.n = std::min(kPassRows, group.count - row);
-        pass.ahead = group.count <= kPassRows ? kAheadBytes : 0;
-        memcpy(pass.in, routing.in_rows + group.first + row, size_t(pass.n) * sizeof(int32_t));
-        memcpy(pass.out, routing.out_rows + group.first + row, size_t(pass.n) * sizeof(int32_t));
-        run_tile_range(job, group.matrix, first_tile, end_tile, pass);
-      }
-      first += end_tile - first_tile;
-    }
-  });
+  int most_rows = 1;
+  for (const ExpertRows& group : routing.groups) most_rows = std::max(most_rows, int(group.count));
+  team.parallel_for(
+      n_tasks, claim_tiles(w.shape, n_tasks, most_rows, team.size()), [&](int64_t first, int64_t last, int) {
+        while (first < last) {
+          const ExpertRows& group = routing.groups[size_t(first / n_tiles)];
+          const int64_t first_tile = first % n_tiles;
+          const int64_t end_tile = std::min(n_tiles, first_tile + (last - first));
+          for (int row = 0; row < group.count; row += kPassRows) {
+            PassRows pass;
+            pass.n = std::min(kPassRows, group.count - row);
+            pass.ahead = group.count <= kPassRows ? kAheadBytes : 0;
+            memcpy(pass.in, routing.in_rows + group.first + row, size_t(pass.n) * sizeof(int32_t));
+            memcpy(pass.out, routing.out_rows + group.first + row, size_t(pass.n) * sizeof(int32_t));
+            run_tile_range(job, group.matrix, first_tile, end_tile, pass);
+          }
+          first += end_tile - first_tile;
+        }
+      });
 }
 
 }  // namespace tandem::cpu
