@@ -130,6 +130,9 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
 }
 
 Status SpeculationFlags::check() const {
+  if (const Status known = check_drafter_name(drafter); !known.ok()) {
+    return Error{"--drafter: " + known.error().message};
+  }
   if (draft_bits != 0 && draft_bits != 4 && draft_bits != 8) {
     return Error{fmt::format("--draft-bits: expected 0, 4 or 8, found {}", draft_bits)};
   }

@@ -70,18 +70,33 @@ Result<std::unique_ptr<Drafter>> load_mtp(LoadedModel& model, const DrafterOptio
   return drafter;
 }
 
-Result<std::unique_ptr<Drafter>> make_simulated(const LoadedModel& model, std::string_view acceptance) {
+constexpr std::string_view kSimulated = "simulated:";
+
+Result<double> simulated_acceptance(std::string_view name) {
+  const std::string_view text = name.substr(kSimulated.size());
   double p = 0;
-  const auto [end, error] = std::from_chars(acceptance.data(), acceptance.data() + acceptance.size(), p);
-  if (error != std::errc() || end != acceptance.data() + acceptance.size() || !(p > 0 && p <= 1)) {
-    return Error{fmt::format("--drafter simulated:P wants a probability in (0, 1], found '{}'", acceptance)};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), p);
+  if (error != std::errc() || end != text.data() + text.size() || !(p > 0 && p <= 1)) {
+    return Error{fmt::format("simulated:P wants a probability in (0, 1], found '{}'", text)};
   }
-  return std::unique_ptr<Drafter>(std::make_unique<SimulatedDrafter>(p, model.config.vocab_size));
+  return p;
 }
 
 }  // namespace
 
+Status check_drafter_name(const std::string& name) {
+  if (name.starts_with(kSimulated)) {
+    if (const auto acceptance = simulated_acceptance(name); !acceptance.ok()) return acceptance.error();
+    return {};
+  }
+  for (const char* known : {"auto", "dflash", "mtp", "ngram", "none"}) {
+    if (name == known) return {};
+  }
+  return Error{fmt::format("'{}' is no drafter: use auto, dflash, mtp, ngram, simulated:P or none", name)};
+}
+
 Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterOptions& options) {
+  TD_RETURN_IF_ERROR(check_drafter_name(options.name));
   std::string name = options.name;
   if (name == "auto") {
     const bool has_folder = !options.folder.empty() || is_folder(dflash_folder_of(model.name));
@@ -98,11 +113,8 @@ Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterO
   if (name == "ngram") {
     return std::unique_ptr<Drafter>(std::make_unique<NgramDrafter>(options.limits.max_sequences));
   }
-  constexpr std::string_view kSimulated = "simulated:";
-  if (name.starts_with(kSimulated))
-    return make_simulated(model, std::string_view(name).substr(kSimulated.size()));
-  return Error{
-      fmt::format("drafter '{}' is unknown: use auto, dflash, mtp, ngram, simulated:P or none", name)};
+  TD_ASSIGN_OR_RETURN(const double acceptance, simulated_acceptance(name));
+  return std::unique_ptr<Drafter>(std::make_unique<SimulatedDrafter>(acceptance, model.config.vocab_size));
 }
 
 }  // namespace tandem

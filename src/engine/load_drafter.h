@@ -20,6 +20,9 @@ struct DrafterOptions {
   DraftLimits limits;
 };
 
+// Errors: a name that is none of the above; a probability outside (0, 1].
+Status check_drafter_name(const std::string& name);
+
 // Null for none. Errors: an unknown name; a folder or a head that is missing; a drafter that does not fit the
 // model; memory.
 Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterOptions& options);

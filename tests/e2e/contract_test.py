@@ -381,7 +381,7 @@ class Usage(TestCase):
             (("generate", *model, *prompt, "--backend", "abacus"), "--backend"),
             (("generate", *model, *prompt, "--isa", "sse"), "--isa"),
             (("generate", *model, *prompt, "--threads", "0"), "--threads"),
-            (("generate", *model, *prompt, "--drafter", "mtp"), "--drafter"),
+            (("generate", *model, *prompt, "--drafter", "abacus"), "--drafter"),
             (("generate", *model, *prompt, "--prefill-chunk", "100"), "--prefill-chunk"),
             (("generate", *model, *prompt, "--chat"), "--chat"),
             (("generate", *model, *prompt, "--system", "x"), "--system"),

@@ -48,8 +48,10 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   flags.common.models = {"models/tandem-demo"};
   flags.common.add_to(options, 5);
   if (const auto code = options.parse(args)) return code;
-  if (const Status status = flags.speculation.check(); !status.ok()) {
-    return misuse(kCommand, status.error().message);
+  for (const std::string& name : flags.drafters) {
+    flags.speculation.drafter = name;
+    if (const Status status = flags.speculation.check(); !status.ok())
+      return misuse(kCommand, status.error().message);
   }
   return std::nullopt;
 }
