@@ -64,7 +64,8 @@ Result<std::unique_ptr<Drafter>> load_mtp(LoadedModel& model, const DrafterOptio
   }
   TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(model.name));
   TD_ASSIGN_OR_RETURN(CheckpointSource source, CheckpointSource::create(checkpoint, model.config, nullptr));
-  TD_ASSIGN_OR_RETURN(auto head, MtpHead::load(source, model.config, *model.decoder, limits_of(model), {}));
+  TD_ASSIGN_OR_RETURN(auto head, MtpHead::load(source, model.config, *model.decoder, limits_of(model),
+                                               options.mtp.value_or(model.config.mtp)));
   TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter,
                       MtpDrafter::create(std::move(head), *model.decoder, options.limits));
   return drafter;
@@ -100,7 +101,8 @@ Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterO
   std::string name = options.name;
   if (name == "auto") {
     const bool has_folder = !options.folder.empty() || is_folder(dflash_folder_of(model.name));
-    name = has_folder ? "dflash" : model.n_mtp_tensors > 0 ? "mtp" : "ngram";
+    const bool has_head = model.n_mtp_tensors > 0 && MtpHead::supports(model.config);
+    name = has_folder ? "dflash" : has_head ? "mtp" : "ngram";
   }
   if (!options.folder.empty() && name != "dflash") {
     return Error{

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/loaded_model.h"
@@ -18,6 +19,7 @@ struct DrafterOptions {
   std::string folder;  // of a DFlash drafter; empty: `<model>-dflash`
   int bits = 8;        // quantise a DFlash drafter's weights so, as it is loaded; 0: leave them as they are
   DraftLimits limits;
+  std::optional<MtpOptions> mtp = {};  // of the MTP head, in place of what config.json says
 };
 
 // Errors: a name that is none of the above; a probability outside (0, 1].

@@ -122,7 +122,9 @@ Status check_model(const std::string& folder, const std::function<void(const std
   TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
   TD_ASSIGN_OR_RETURN(CheckpointSource source, CheckpointSource::create(checkpoint, model.config, warn));
   TD_RETURN_IF_ERROR(check_tensors(source, model.config));
-  if (checkpoint_extras(checkpoint).n_mtp > 0) TD_RETURN_IF_ERROR(MtpHead::check(source, model.config));
+  if (checkpoint_extras(checkpoint).n_mtp > 0 && MtpHead::supports(model.config)) {
+    TD_RETURN_IF_ERROR(MtpHead::check(source, model.config));
+  }
   return {};
 }
 

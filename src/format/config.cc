@@ -304,6 +304,23 @@ Status read_dtype(const ConfigLevels& levels, ModelConfig& config) {
   return {};
 }
 
+// "tandem_mtp": what `tandem inspect --probe-mtp` found of an MTP head.
+Status read_mtp(const JsonFields& outer, ModelConfig& config) {
+  TD_ASSIGN_OR_RETURN(const std::optional<JsonFields> block, outer.object("tandem_mtp"));
+  if (!block) return {};
+  const auto read = [&block](std::string_view key, bool& after_norm) -> Status {
+    TD_ASSIGN_OR_RETURN(const std::optional<std::string> where, block->string(key));
+    if (!where) return {};
+    if (*where != "pre_norm" && *where != "post_norm") {
+      return block->error(key, fmt::format("expected pre_norm or post_norm, found '{}'", printable(*where)));
+    }
+    after_norm = *where == "post_norm";
+    return {};
+  };
+  TD_RETURN_IF_ERROR(read("input", config.mtp.input_after_norm));
+  return read("chain", config.mtp.chain_after_norm);
+}
+
 Status read_shared_fields(const ConfigLevels& levels, ModelConfig& config) {
   for (const JsonFields* level : {&levels.text, &levels.outer}) {  // the outer one wins
     TD_ASSIGN_OR_RETURN(const std::optional<bool> tied, level->boolean("tie_word_embeddings"));
@@ -360,6 +377,7 @@ Result<ModelConfig> parse_model_config(std::span<const std::byte> text, const st
   TD_RETURN_IF_ERROR(read_ffn(levels.text, type.moe, config));
   TD_RETURN_IF_ERROR(read_rope(levels.text, config));
   TD_RETURN_IF_ERROR(read_shared_fields(levels, config));
+  TD_RETURN_IF_ERROR(read_mtp(levels.outer, config));
   TD_RETURN_IF_ERROR(read_ids(levels, config));
   TD_RETURN_IF_ERROR(read_dtype(levels, config));
   TD_RETURN_IF_ERROR(read_quantization(levels, config));

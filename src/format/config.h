@@ -69,6 +69,14 @@ struct QuantizationConfig {
   std::optional<QuantParams> params_for(std::string_view module) const;
 };
 
+// Which hidden states a multi-token-prediction head takes. No published file says it: our own block
+// "tandem_mtp": {"input": "pre_norm" or "post_norm", "chain": the same} at the end of config.json may.
+struct MtpOptions {
+  bool input_after_norm = true;  // the target's state after its final norm, else before
+  bool chain_after_norm = true;  // a chain feeds back the output of the head's own norm, else its input
+  bool operator==(const MtpOptions&) const = default;
+};
+
 struct ModelConfig {
   std::string file;                // the config.json it came from, for errors
   std::string model_type;          // of the text model, as written ("qwen3_5_text")
@@ -111,6 +119,7 @@ struct ModelConfig {
   std::vector<bool> moe_layers;  // n_layers: this layer's FFN is MoE
 
   int n_mtp_layers = 0;          // as configured; whether the tensors exist is another matter
+  MtpOptions mtp;                // of its head
   DType dtype = DType::bf16;     // f32, f16 or bf16: what activations were trained in
   std::vector<int32_t> eos_ids;  // of both levels of the file, sorted, unique; may be empty
   std::optional<int32_t> bos_id;

@@ -1,5 +1,7 @@
 #include "model/mtp_head.h"
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace tandem {
@@ -12,6 +14,16 @@ ModelConfig trunk_config(const ModelConfig& target) {
   config.layer_kinds = {LayerKind::full_attention};
   config.moe_layers = {target.moe()};
   return config;
+}
+
+// Each layer of a longer head would need a cache of its own, fed with what the layer before it makes of every
+// position. No published checkpoint has one.
+Status check_depth(const ModelConfig& target) {
+  if (MtpHead::supports(target)) return {};
+  return Error{fmt::format(
+      "{}: mtp_num_hidden_layers: expected 1, found {}: MTP heads of several layers are not supported; use "
+      "another drafter",
+      target.file, target.n_mtp_layers)};
 }
 
 // Gains of the norms before fc: the embedding's, then the hidden state's.
@@ -29,6 +41,7 @@ Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
                                                const ModelConfig& target_config, Decoder& target,
                                                const DecoderLimits& limits, const MtpOptions& options) {
   Backend& backend = target.backend();
+  TD_RETURN_IF_ERROR(check_depth(target_config));
   TD_ASSIGN_OR_RETURN(CheckpointSource source, target_source.mtp_head());
   const ModelConfig config = trunk_config(target_config);
   std::unique_ptr<MtpHead> head(new MtpHead(target, options));
@@ -56,6 +69,7 @@ Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
 }
 
 Status MtpHead::check(const CheckpointSource& target_source, const ModelConfig& target_config) {
+  TD_RETURN_IF_ERROR(check_depth(target_config));
   TD_ASSIGN_OR_RETURN(CheckpointSource source, target_source.mtp_head());
   const int d = target_config.d_model;
   TD_RETURN_IF_ERROR(

@@ -5,7 +5,8 @@
 //   norm  ->  target's head
 //
 // h_t is the target's hidden state at position t, x_{t+1} the token after it; the row predicts x_{t+2}. Later
-// rows of a chain take the head's own output for h.
+// rows of a chain take the head's own output for h. MtpOptions (format/config.h) says which side of a norm
+// both are taken from.
 #pragma once
 
 #include <memory>
@@ -17,15 +18,10 @@
 
 namespace tandem {
 
-// Which hidden state the head was trained with is not written in any file.
-struct MtpOptions {
-  bool input_after_norm = true;  // h is the target's state after its final norm, else before
-  bool chain_after_norm = true;  // a chain feeds back the output of mtp.norm, else its input
-};
-
 class MtpHead {
  public:
-  // `target` must outlive the head; its embedding and head are shared. Errors: what the source says; memory.
+  // `target` must outlive the head; its embedding and head are shared. Errors: what the source says; a
+  // head of more than one layer; memory.
   static Result<std::unique_ptr<MtpHead>> load(CheckpointSource& target_source,
                                                const ModelConfig& target_config, Decoder& target,
                                                const DecoderLimits& limits, const MtpOptions& options);
@@ -50,6 +46,8 @@ class MtpHead {
   // Bytes of weights that one row reads, the head included.
   size_t weight_bytes() const { return trunk_->weight_bytes(1) + fc_->bytes(); }
 
+  // False for heads of more than one layer, which load() refuses.
+  static bool supports(const ModelConfig& target) { return target.n_mtp_layers <= 1; }
   // Looks for every tensor that load() would take, with its shape and dtype. Errors: as load().
   static Status check(const CheckpointSource& target_source, const ModelConfig& target_config);
 

@@ -151,6 +151,14 @@ TEST(ModelConfig, MistralWithoutAWindowIsALlama) {
       << "a window as long as the context";
 }
 
+TEST(ModelConfig, SaysWhichHiddenStatesAnMtpHeadTakes) {
+  EXPECT_EQ(parsed(kQwen35Text).mtp, (MtpOptions{.input_after_norm = true, .chain_after_norm = true}));
+  EXPECT_EQ(parsed(patched(kQwen35Text, R"({"tandem_mtp":{"input":"pre_norm"}})")).mtp,
+            (MtpOptions{.input_after_norm = false, .chain_after_norm = true}));
+  EXPECT_EQ(parsed(patched(kQwen35Text, R"({"tandem_mtp":{"input":"post_norm","chain":"pre_norm"}})")).mtp,
+            (MtpOptions{.input_after_norm = true, .chain_after_norm = false}));
+}
+
 TEST(ModelConfig, LayerTypesWinOverTheInterval) {
   const ModelConfig c = parsed(patched(
       kQwen3NextText,
@@ -249,6 +257,9 @@ TEST(ModelConfig, WhatIsWrongOrNotImplementedIsRefusedByName) {
        "mlp_only_layers: expected integers in [0, 1024], found \"x\""},
       {kQwen35Text, R"({"text_config":{"mtp_use_dedicated_embeddings":true}})",
        "text_config.mtp_use_dedicated_embeddings: an MTP head with its own embeddings is not supported"},
+      {kQwen35Text, R"({"tandem_mtp":{"chain":"after"}})",
+       "tandem_mtp.chain: expected pre_norm or post_norm, found 'after'"},
+      {kQwen35Text, R"({"tandem_mtp":"pre_norm"})", "tandem_mtp: expected an object"},
       {kQwen35MoeText, R"({"rope_parameters":{"rope_theta":null}})", "rope_theta: expected a number"},
       {kQwen35MoeText, R"({"rope_parameters":{"partial_rotary_factor":null}})",
        "partial_rotary_factor: expected a"},
