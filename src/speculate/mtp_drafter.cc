@@ -72,9 +72,10 @@ void MtpDrafter::observe(std::span<const Observation> steps) {
   }
 }
 
-// Feeds the rows whose next token is known: all, or all but the last of a prompt.
+// Feeds all rows but the last one: a draft begins with it, and at the end of a prompt its next token is not
+// known yet.
 void MtpDrafter::ingest(Sequence& s, const Observation& o, MutView hidden) {
-  const int start = s.state->length(), n = std::min(hidden.rows, int(o.text.size()) - 1 - start);
+  const int start = s.state->length(), n = hidden.rows - 1;
   const Status room = s.state->begin_prefill(n);
   TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
   const SeqStep seq = s.state->rows(0);
@@ -88,8 +89,8 @@ void MtpDrafter::ingest(Sequence& s, const Observation& o, MutView hidden) {
 }
 
 void MtpDrafter::propose(std::span<const DraftRequest> requests) {
-  // As many sequences at a time as the head has rows for.
-  const auto most = size_t(std::max(1, head_->max_rows() / kMaxWaiting));
+  // As many sequences at a time as fit a pass, each with all it may have waiting.
+  const auto most = size_t(std::max(1, std::min(head_->max_rows(), hidden_.rows) / kMaxWaiting));
   for (size_t i = 0; i < requests.size(); i += most) {
     start_drafts(requests.subspan(i, std::min(most, requests.size() - i)));
     for (int done = 1; !drafting_.empty(); ++done) continue_drafts(done);
