@@ -118,7 +118,7 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
   }
   options.add("--draft", &folder, "DIR", "Folder of a DFlash drafter [the model's with -dflash]");
   options.add("--draft-bits", &draft_bits, "N",
-              "Quantise a DFlash drafter's weights as it is loaded: 8 or 4; 0: as they are [8]",
+              "Quantise a drafter's dense weights as it is loaded: 8 or 4; 0: as they are [8]",
               {.min = 0, .max = 8});
   options.add("--draft-length", &length, "L", "auto, fixed:N or kod [auto]");
   options.add("--tree", &tree_nodes, "N",

@@ -63,8 +63,13 @@ Result<std::unique_ptr<Drafter>> load_mtp(LoadedModel& model, const DrafterOptio
                  ": a synthetic model has no multi-token-prediction head: use --drafter simulated:P"};
   }
   TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(model.name));
-  TD_ASSIGN_OR_RETURN(CheckpointSource source, CheckpointSource::create(checkpoint, model.config, nullptr));
-  TD_ASSIGN_OR_RETURN(auto head, MtpHead::load(source, model.config, *model.decoder, limits_of(model),
+  TD_ASSIGN_OR_RETURN(const CheckpointSource of_model,
+                      CheckpointSource::create(checkpoint, model.config, nullptr));
+  TD_ASSIGN_OR_RETURN(CheckpointSource source, of_model.mtp_head());
+  QuantizingSource quantized(source, std::max(2, options.bits), model.backend->threads());
+  TD_RETURN_IF_ERROR(quantized.threads_started());
+  TensorSource& weights = options.bits == 0 ? static_cast<TensorSource&>(source) : quantized;
+  TD_ASSIGN_OR_RETURN(auto head, MtpHead::load(weights, model.config, *model.decoder, limits_of(model),
                                                options.mtp.value_or(model.config.mtp)));
   TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter,
                       MtpDrafter::create(std::move(head), *model.decoder, options.limits));

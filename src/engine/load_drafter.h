@@ -17,7 +17,7 @@ struct DrafterOptions {
   // `<model>-dflash` beside the model, else the model's own MTP head, else ngram.
   std::string name = "auto";
   std::string folder;  // of a DFlash drafter; empty: `<model>-dflash`
-  int bits = 8;        // quantise a DFlash drafter's weights so, as it is loaded; 0: leave them as they are
+  int bits = 8;        // quantise a drafter's dense weights so, as it is loaded; 0: leave them as they are
   DraftLimits limits;
   std::optional<MtpOptions> mtp = {};  // of the MTP head, in place of what config.json says
 };

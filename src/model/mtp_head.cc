@@ -27,7 +27,7 @@ Status check_depth(const ModelConfig& target) {
 }
 
 // Gains of the norms before fc: the embedding's, then the hidden state's.
-Result<std::vector<float>> input_gains(CheckpointSource& source, int d) {
+Result<std::vector<float>> input_gains(TensorSource& source, int d) {
   TD_ASSIGN_OR_RETURN(std::vector<float> gains, source.shifted_gain("pre_fc_norm_embedding.weight", d));
   TD_ASSIGN_OR_RETURN(const std::vector<float> of_hidden,
                       source.shifted_gain("pre_fc_norm_hidden.weight", d));
@@ -37,12 +37,11 @@ Result<std::vector<float>> input_gains(CheckpointSource& source, int d) {
 
 }  // namespace
 
-Result<std::unique_ptr<MtpHead>> MtpHead::load(CheckpointSource& target_source,
-                                               const ModelConfig& target_config, Decoder& target,
-                                               const DecoderLimits& limits, const MtpOptions& options) {
+Result<std::unique_ptr<MtpHead>> MtpHead::load(TensorSource& source, const ModelConfig& target_config,
+                                               Decoder& target, const DecoderLimits& limits,
+                                               const MtpOptions& options) {
   Backend& backend = target.backend();
   TD_RETURN_IF_ERROR(check_depth(target_config));
-  TD_ASSIGN_OR_RETURN(CheckpointSource source, target_source.mtp_head());
   const ModelConfig config = trunk_config(target_config);
   std::unique_ptr<MtpHead> head(new MtpHead(target, options));
   TD_ASSIGN_OR_RETURN(head->trunk_, load_decoder(source, config, backend, limits, {},

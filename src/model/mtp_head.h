@@ -20,11 +20,11 @@ namespace tandem {
 
 class MtpHead {
  public:
-  // `target` must outlive the head; its embedding and head are shared. Errors: what the source says; a
-  // head of more than one layer; memory.
-  static Result<std::unique_ptr<MtpHead>> load(CheckpointSource& target_source,
-                                               const ModelConfig& target_config, Decoder& target,
-                                               const DecoderLimits& limits, const MtpOptions& options);
+  // source: the head's tensors (CheckpointSource::mtp_head). `target` must outlive the head; its embedding
+  // and output head are shared. Errors: what the source says; a head of more than one layer; memory.
+  static Result<std::unique_ptr<MtpHead>> load(TensorSource& source, const ModelConfig& target_config,
+                                               Decoder& target, const DecoderLimits& limits,
+                                               const MtpOptions& options);
 
   StateShape state_shape() const { return trunk_->state_shape(); }
   int max_positions() const { return trunk_->shape().max_positions; }

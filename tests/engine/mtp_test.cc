@@ -118,6 +118,21 @@ TEST(MtpHead, FusedExpertsAreTheSameHeadAsOneTensorEach) {
   EXPECT_EQ(drafts[0], drafts[1]);
 }
 
+// The weights of a draft may be rounded: by little, and only where that is asked for.
+TEST(MtpHead, EightBitsAreNearlyTheHeadAsItIs) {
+  TempFolder folder;
+  write_mtp_checkpoint({.family = "qwen3_5_moe", .fused_experts = true}, folder);
+  LoadedModel model = load(folder, {.name = "reference"});
+  std::vector<std::vector<TokenId>> first;
+  for (const int bits : {0, 8, 4}) {
+    const auto drafter = value_or_throw(
+        load_drafter(model, {.name = "mtp", .folder = {}, .bits = bits, .limits = {.max_positions = 512}}));
+    first.push_back(drafts_of(model, *drafter));
+  }
+  EXPECT_EQ(first[1][0], first[0][0]);
+  EXPECT_NE(first[2], first[0]) << "4 bits were asked for and not used";
+}
+
 TEST(MtpHead, TakesTheHiddenStatesThatConfigJsonNames) {
   std::vector<std::vector<TokenId>> drafts;
   for (const char* block :

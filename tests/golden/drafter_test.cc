@@ -76,7 +76,8 @@ TEST_F(DrafterGolden, DflashBlockFollowsTheContext) {
 TEST_F(DrafterGolden, MtpChainFollowsTheTargetsStates) {
   const ModelConfig config = value_or_throw(load_model_config(TANDEM_ORIGINAL_MODEL));
   const Checkpoint checkpoint = value_or_throw(Checkpoint::open(TANDEM_ORIGINAL_MODEL));
-  CheckpointSource source = value_or_throw(CheckpointSource::create(checkpoint, config, nullptr));
+  CheckpointSource source =
+      value_or_throw(value_or_throw(CheckpointSource::create(checkpoint, config, nullptr)).mtp_head());
   auto head = value_or_throw(MtpHead::load(source, config, model_.decoder(), {.max_rows = 64}, {}));
   for (const std::string p : {"mtp.p0", "mtp.p3"}) {
     const std::vector<int32_t> ids = golden_.ints(p + ".ids");

@@ -60,7 +60,8 @@ class Target {
   std::unique_ptr<MtpDrafter> drafter(const MtpOptions& options = {}) {
     const ModelConfig config = value_or_throw(load_model_config(folder_));
     const Checkpoint checkpoint = value_or_throw(Checkpoint::open(folder_));
-    CheckpointSource source = value_or_throw(CheckpointSource::create(checkpoint, config, nullptr));
+    CheckpointSource source =
+        value_or_throw(value_or_throw(CheckpointSource::create(checkpoint, config, nullptr)).mtp_head());
     DecoderLimits limits = model_.decoder().limits();
     limits.max_rows += 2 * kMaxDecodeRows;
     auto head = value_or_throw(MtpHead::load(source, config, model_.decoder(), limits, options));
