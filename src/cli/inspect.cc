@@ -7,6 +7,8 @@
 
 #include "base/mapped_file.h"
 #include "cli/command.h"
+#include "cli/inspect_mtp.h"
+#include "cli/interrupt.h"
 #include "cli/json.h"
 #include "cli/machine.h"
 #include "cli/model_flags.h"
@@ -27,11 +29,13 @@ constexpr const char* kCommand = "inspect";
 constexpr const char* kExamples =
     "tandem inspect --model models/tandem-demo\n"
     "tandem inspect --model synth:qwen3.5-27b@4\n"
-    "tandem inspect --model DIR --check --json";
+    "tandem inspect --model DIR --check --json\n"
+    "tandem inspect --model DIR --probe-mtp --prompts bench/prompts/code.jsonl";
 
 struct Flags {
   ModelFlags model;
-  bool check = false, json = false;
+  bool check = false, json = false, probe_mtp = false;
+  std::string prompts;
 };
 
 std::optional<int> parse(Flags& flags, Arguments args) {
@@ -41,9 +45,18 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.section("Options");
   options.flag("--check", flags.check,
                "Load it too: finds wrong shapes, missing tensors and values that are no numbers");
+  options.flag(
+      "--probe-mtp", flags.probe_mtp,
+      "Draft with the MTP head, from hidden states before and after the norms: which it was made for");
+  options.add(
+      "--prompts", &flags.prompts, "FILE",
+      "For --probe-mtp: JSON lines, {\"prompt\": text} or {\"prompt_tokens\": [ids]} [20 of our own]");
   options.flag("--json", flags.json, "Print one JSON object");
   flags.model.add_backend(options);
-  return options.parse(args);
+  if (const auto code = options.parse(args)) return code;
+  if (!flags.prompts.empty() && !flags.probe_mtp)
+    return misuse(kCommand, "--prompts is for --probe-mtp: give both or neither");
+  return std::nullopt;
 }
 
 std::string size_text(double bytes) {
@@ -176,8 +189,8 @@ class Report {
       TD_RETURN_IF_ERROR(add_text_files());
     }
     TD_RETURN_IF_ERROR(add_memory(config));
-    if (!flags_.check) return {};
-    return check();
+    if (flags_.check) TD_RETURN_IF_ERROR(check());
+    return flags_.probe_mtp ? probe_mtp() : Status{};
   }
 
   int print(const Status& status) {
@@ -186,7 +199,8 @@ class Report {
     out.write(flags_.json ? json_line(json_) : terminal_safe(text_));
     const int code = out.finish(kCommand, kDone);
     if (code != kDone || status.ok()) return code;
-    return fail(kCommand, status.error().message);
+    fail(kCommand, status.error().message);
+    return interrupted() ? kInterrupted : kFailed;
   }
 
  private:
@@ -227,7 +241,7 @@ class Report {
                         {"bytes", checkpoint.total_bytes()}};
     text_ += fmt::format("tensors        {}, {}\n", n, size_text(double(checkpoint.total_bytes())));
     if (extras.n_mtp > 0) {
-      text_ += fmt::format("  of an MTP head {} (found; decoding does not use them yet)\n", extras.n_mtp);
+      text_ += fmt::format("  of an MTP head {} (--drafter mtp)\n", extras.n_mtp);
     }
     if (extras.n_vision > 0) text_ += fmt::format("  of a vision tower {} (skipped)\n", extras.n_vision);
     add_parameters(parameters_of(checkpoint, config));
@@ -315,6 +329,13 @@ class Report {
     }
     text_ +=
         fmt::format("check          every tensor was read and is sound; loaded in {:.2f} s\n", model->load_s);
+    return {};
+  }
+
+  Status probe_mtp() {
+    TD_ASSIGN_OR_RETURN(const MtpProbeReport probe, report_mtp_probe(flags_.model, flags_.prompts));
+    json_["mtp_probe"] = probe.json;
+    text_ += probe.text;
     return {};
   }
 

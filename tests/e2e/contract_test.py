@@ -387,6 +387,7 @@ class Usage(TestCase):
             (("generate", *model, *prompt, "--system", "x"), "--system"),
             (("generate", *model, *prompt, "--logprobs", "2"), "--logprobs"),
             (("generate", *model, "--prompt", "x", "--chat", "--think", "--no-think"), "--no-think"),
+            (("inspect", *model, "--prompts", "x"), "--probe-mtp"),
             (("score", *model), "--prompt"),
             (("score", *model, *prompt, "--top", "-1"), "--top"),
             (("score", *model, *prompt, "--window", "1"), "--window"),

@@ -55,6 +55,25 @@ class Same(TestCase):
         self.assertIn("mtp: ", run.err)
         self.assertIn("drafts accepted", run.err)
 
+    def test_the_probe_tells_which_hidden_states_the_head_was_made_for(self):
+        prompts = self.tmp / "prompts.jsonl"
+        prompts.write_text('{"prompt": "def add(a, b):\\n"}\n{"prompt_tokens": [1, 2, 3]}\n')
+        args = ("inspect", "--model", DEMO, "--probe-mtp", "--prompts", prompts)
+        probe = self.json_of(*args, "--json")["mtp_probe"]
+        self.assertEqual(probe["prompts"], 2)
+        self.assertEqual(probe["current"], {"input": "post_norm", "chain": "post_norm"})
+        self.assertEqual(probe["best"], probe["current"])
+        self.assertEqual(len(probe["trials"]), 4)
+        for trial in probe["trials"]:
+            self.assertEqual(len(trial["acceptance"]), 3)
+        self.assertRegex(tandem(*args).out, r"post_norm +pre_norm +[0-9.]+%")
+        self.expect_error(tandem("inspect", "--model", TINY, "--probe-mtp", "--prompts", prompts), 1, "tokenizer")
+        prompts.write_text('{"prompt_tokens": [1, 2, 3]}\n')
+        self.expect_error(tandem("inspect", "--model", TINY, "--probe-mtp", "--prompts", prompts), 1,
+                          "no multi-token-prediction head")
+        prompts.write_text('{"text": 1}\n')
+        self.expect_error(tandem(*args), 1, f"{prompts}:1", "prompt")
+
     def test_a_simulation_says_so(self):
         model = ("--model", "synth:qwen3.5-0.8b@4,layers=4", "--prompt-tokens", "1,2,3", "--max-tokens", "8")
         answer = self.json_of("generate", *model, "--json", "--drafter", "simulated:0.9", "--draft-length", "fixed:3")
