@@ -202,10 +202,10 @@ int run_chat(Arguments args) {
                         .max_positions = *context,
                         .prefill_chunk = flags.model.prefill_chunk,
                         .n_text_tokens = model->n_text_tokens()};
-  const Result<std::unique_ptr<Drafter>> drafter =
+  const Result<SpeculationFlags::Drafters> drafters =
       flags.speculation.load(*model, {.max_positions = options.max_positions});
-  if (!drafter.ok()) return fail(kCommand, drafter.error().message);
-  flags.speculation.apply(drafter->get(), options);
+  if (!drafters.ok()) return fail(kCommand, drafters.error().message);
+  flags.speculation.apply(*drafters, options);
   const Result<std::unique_ptr<Engine>> engine = Engine::create(*model->decoder, options);
   if (!engine.ok()) return fail(kCommand, engine.error().message);
   return Chat(flags, *model, **engine, *context).run();

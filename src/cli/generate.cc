@@ -153,9 +153,9 @@ Result<Answer> generate(const Flags& flags, LoadedModel& model, std::vector<Toke
                         .max_positions = int(std::min<int64_t>(context, wanted)),
                         .prefill_chunk = flags.model.prefill_chunk,
                         .n_text_tokens = model.n_text_tokens()};
-  TD_ASSIGN_OR_RETURN(const std::unique_ptr<Drafter> drafter,
-                      flags.speculation.load(model, {.max_positions = options.max_positions}));
-  flags.speculation.apply(drafter.get(), options);
+  TD_ASSIGN_OR_RETURN(const SpeculationFlags::Drafters drafters,
+                      flags.speculation.load(model, {.max_positions = options.max_positions}, true));
+  flags.speculation.apply(drafters, options);
   TD_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::create(*model.decoder, options));
   Request request{.prompt = std::move(prompt),
                   .sampling = flags.sampling.params(model),

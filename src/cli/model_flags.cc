@@ -108,9 +108,9 @@ Status SamplingFlags::check() const {
 void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names) {
   options.section("Speculation (a drafter changes the speed, never the tokens)");
   const std::string help =
-      "auto, dflash, mtp, ngram, simulated:P or none; auto: DIR-dflash beside the model, else its own MTP "
-      "head, else "
-      "ngram [auto]";
+      "auto, dflash, mtp, ngram, simulated:P or none; auto: the fastest of DIR-dflash beside the model, its "
+      "own "
+      "MTP head and lookup [auto]";
   if (names != nullptr) {
     options.add("--drafter", names, "NAME", "May be repeated: " + help);
   } else {
@@ -145,24 +145,32 @@ Status SpeculationFlags::check() const {
   return {};
 }
 
-Result<std::unique_ptr<Drafter>> SpeculationFlags::load(LoadedModel& model, const DraftLimits& limits) const {
+Result<SpeculationFlags::Drafters> SpeculationFlags::load(LoadedModel& model, const DraftLimits& limits,
+                                                          bool for_one) const {
   TD_ASSIGN_OR_RETURN(
-      std::unique_ptr<Drafter> loaded,
-      load_drafter(model, {.name = drafter, .folder = folder, .bits = draft_bits, .limits = limits}));
+      Drafters loaded,
+      load_drafters(model, {.name = drafter, .folder = folder, .bits = draft_bits, .limits = limits},
+                    for_one));
   TD_ASSIGN_OR_RETURN(const LengthOptions wanted, parse_length_options(length));
-  if (loaded && tree_nodes > 0 && !loaded->makes_trees()) {
-    return Error{fmt::format("--tree {}: the drafter {} makes no trees: use --drafter dflash", tree_nodes,
-                             loaded->name())};
+  int most = 0;
+  bool trees = false;
+  for (const auto& d : loaded) {
+    most = std::max(most, d->max_draft());
+    trees = trees || d->makes_trees();
   }
-  if (loaded && wanted.kind == LengthOptions::Kind::fixed && wanted.fixed > loaded->max_draft()) {
+  if (tree_nodes > 0 && !loaded.empty() && !trees) {
+    return Error{fmt::format("--tree {}: the drafter {} makes no trees: use --drafter dflash", tree_nodes,
+                             loaded[0]->name())};
+  }
+  if (wanted.kind == LengthOptions::Kind::fixed && !loaded.empty() && wanted.fixed > most) {
     return Error{fmt::format("--draft-length fixed:{}: the drafter {} makes at most {} tokens at a time",
-                             wanted.fixed, loaded->name(), loaded->max_draft())};
+                             wanted.fixed, loaded[0]->name(), most)};
   }
   return loaded;
 }
 
-void SpeculationFlags::apply(Drafter* loaded, EngineOptions& options) const {
-  options.drafter = loaded;
+void SpeculationFlags::apply(const Drafters& loaded, EngineOptions& options) const {
+  for (const auto& d : loaded) options.drafters.push_back(d.get());
   options.tree_nodes = tree_nodes;
   if (const auto parsed = parse_length_options(length); parsed.ok()) options.length = *parsed;
   if (const auto parsed = parse_accept_options(accept); parsed.ok()) options.accept = *parsed;

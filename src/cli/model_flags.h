@@ -61,10 +61,11 @@ struct SpeculationFlags {
   // names: where several drafters may be given; null: `drafter` takes one.
   void add_to(Options& options, std::vector<std::string>* names = nullptr);
   Status check() const;
-  // The drafter for a loaded model (null for none), with room for `limits`.
-  Result<std::unique_ptr<Drafter>> load(LoadedModel& model, const DraftLimits& limits) const;
-  // Puts it and the rest of the flags into an engine's options.
-  void apply(Drafter* loaded, EngineOptions& options) const;
+  using Drafters = std::vector<std::unique_ptr<Drafter>>;
+  // The drafters for a loaded model, with room for `limits`; for_one: a single answer is to come.
+  Result<Drafters> load(LoadedModel& model, const DraftLimits& limits, bool for_one = false) const;
+  // Puts them and the rest of the flags into an engine's options.
+  void apply(const Drafters& loaded, EngineOptions& options) const;
 };
 
 // Bytes of a file, or of standard input for "-". Errors: the path with the system's reason.

@@ -35,6 +35,7 @@ void cut_bad_tokens(Draft& draft, int most, int n_tokens) {
 void Engine::decode_all(const Sink& sink) {
   const Clock::time_point start = Clock::now();
   draft_s_ = verify_s_ = 0;
+  for (DraftArm& arm : arms_) arm.round_draft_s = 0;
   plan_drafts();
   if (!begin_step(sink)) return;
   const Clock::time_point verify = Clock::now();
@@ -56,46 +57,51 @@ void Engine::plan_drafts() {
     a->n_wanted = 0;
     context = std::max(context, a->state.length());
   }
-  if (options_.drafter == nullptr) return;
+  if (arms_.empty()) return;
   const int batch = int(stepping_.size());
   int room = decoder_->limits().max_rows - batch;
   for (Active* a : stepping_) {
     const int left = a->limit - a->stats.generated_tokens;  // a round gives one token more than it drafts
-    a->plan = {.limit = a->length ? std::clamp(std::min(left - 1, room), 0, options_.length.max_draft) : 0,
-               .batch = batch,
-               .context = context};
+    const int most =
+        a->arm != nullptr ? std::min(options_.length.max_draft, a->arm->drafter->max_draft()) : 0;
+    a->plan = {.limit = std::clamp(std::min(left - 1, room), 0, most), .batch = batch, .context = context};
   }
-  // A lookup costs nothing, and what it finds decides how much there is to verify.
-  const bool look_first = options_.drafter->cost() == DraftCost::free;
-  if (look_first) propose(true);
+  propose(true);
   int rows = batch - 1;
   double tokens = 0;
   for (Active* a : stepping_) {
-    if (!a->length) continue;
+    if (a->arm == nullptr) continue;
     if (options_.tree_nodes > 0) {  // as deep as the drafter goes and the answer may still grow
       a->n_wanted = a->plan.limit > 0 && room >= options_.tree_nodes ? a->plan.limit : 0;
       room -= a->n_wanted > 0 ? options_.tree_nodes : 0;
       continue;
     }
-    if (look_first) a->plan.limit = std::min(a->plan.limit, a->draft.n);
-    a->plan.limit = std::min(a->plan.limit, room);
+    // A lookup costs nothing, and what it has found is all there is to verify.
+    const bool looked_up = a->arm->drafter->cost() == DraftCost::free;
+    a->plan.limit = std::min(looked_up ? a->draft.n : a->plan.limit, room);
     a->plan.other_rows = rows;
     a->plan.other_tokens = tokens;
-    a->n_wanted = a->length->next(a->plan, *knowledge_);
-    if (look_first) a->draft.n = std::min(a->draft.n, a->n_wanted);
+    a->n_wanted = a->length->next(a->plan, a->arm->knowledge);
+    if (looked_up) a->draft.n = std::min(a->draft.n, a->n_wanted);
     rows += a->n_wanted;
     room -= a->n_wanted;
     tokens += a->length->expected_tokens();
   }
-  if (!look_first) propose(false);
+  propose(false);
 }
 
-void Engine::propose(bool as_much_as_fits) {
+void Engine::propose(bool lookups) {
+  for (DraftArm& arm : arms_) {
+    if ((arm.drafter->cost() == DraftCost::free) == lookups) propose(arm, lookups);
+  }
+}
+
+void Engine::propose(DraftArm& arm, bool as_much_as_fits) {
   const Clock::time_point start = Clock::now();
   requests_.clear();
   for (Active* a : stepping_) {
     const int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
-    if (most == 0) continue;
+    if (a->arm != &arm || most == 0) continue;
     requests_.push_back({.slot = a->state.slot(),
                          .max = most,
                          .tree_nodes = options_.tree_nodes,
@@ -104,16 +110,22 @@ void Engine::propose(bool as_much_as_fits) {
   }
   if (requests_.empty()) return;
   try {
-    options_.drafter->propose(requests_);
+    arm.drafter->propose(requests_);
   } catch (const std::exception&) {  // a drafter's failure costs its draft, never an answer
-    for (Active* a : stepping_) a->draft.clear();
+    for (const DraftRequest& r : requests_) r.draft->clear();
   }
   for (Active* a : stepping_) {
+    if (a->arm != &arm) continue;
     int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
     if (most > 0 && options_.tree_nodes > 0) most = options_.tree_nodes;
     cut_bad_tokens(a->draft, most, options_.n_text_tokens);
   }
-  draft_s_ += seconds_since(start);
+  add_draft_time(arm, seconds_since(start));
+}
+
+void Engine::add_draft_time(DraftArm& arm, double seconds) {
+  arm.round_draft_s += seconds;
+  draft_s_ += seconds;
 }
 
 bool Engine::begin_step(const Sink& sink) {
@@ -207,60 +219,83 @@ void Engine::judge_tree(Active& a, std::span<float> logits, const Sink& sink) {
 }
 
 void Engine::commit_rows() {
-  observations_.clear();
-  rows_.clear();  // spans into it stay valid: it has room for all rows of a step
   for (Active* a : stepping_) {
-    const int start = a->state.length();
+    a->start = a->state.length();
     if (a->draft.is_chain()) {
       a->state.commit(a->n_kept);
     } else {
       a->state.commit(std::span<const int>(a->path.data(), size_t(a->n_kept)));
     }
-    if (!a->length || a->done) continue;
-    for (int i = 0; i < a->n_kept; ++i) rows_.push_back(a->first_row + a->path[size_t(i)]);
-    observations_.push_back({.slot = a->state.slot(),
-                             .start = start,
-                             .rows = std::span(rows_).last(size_t(a->n_kept)),
-                             .text = a->text});
   }
-  if (observations_.empty()) return;
-  const Clock::time_point start = Clock::now();
-  options_.drafter->observe(observations_);
-  draft_s_ += seconds_since(start);
+  for (DraftArm& arm : arms_) {
+    const Clock::time_point start = Clock::now();
+    observations_.clear();
+    rows_.clear();  // spans into it stay valid: it has room for all rows of a step
+    for (const Active* a : stepping_) {
+      if (a->arm != &arm || a->done) continue;
+      for (int i = 0; i < a->n_kept; ++i) rows_.push_back(a->first_row + a->path[size_t(i)]);
+      observations_.push_back({.slot = a->state.slot(),
+                               .start = a->start,
+                               .rows = std::span(rows_).last(size_t(a->n_kept)),
+                               .text = a->text});
+    }
+    if (observations_.empty()) continue;
+    arm.drafter->observe(observations_);
+    add_draft_time(arm, seconds_since(start));
+  }
+}
+
+// What the round says about the cost of steps and of each arm's drafts.
+void Engine::learn_costs(double other_s) {
+  const int batch = int(stepping_.size());
+  int n_drafted = 0, context = 0;
+  for (const Active* a : stepping_) {
+    n_drafted += a->draft.n;
+    context = std::max(context, a->plan.context);
+  }
+  for (DraftArm& arm : arms_) {
+    int n_here = 0, n_drafting = 0, width = 0;
+    for (const Active* a : stepping_) {
+      if (a->arm != &arm) continue;
+      ++n_here;
+      n_drafting += a->n_wanted > 0;
+      width = std::max(width, a->n_wanted);
+    }
+    CostModel& cost = arm.knowledge.cost;
+    cost.add_verify({.rows = int(ids_.size()), .batch = batch, .context = context}, verify_s_);
+    if (n_here > 0) cost.add_draft(width, arm.round_draft_s / (n_drafting > 0 ? n_drafting : n_here));
+    n_drafted > 0 ? cost.add_draft_other(other_s) : cost.add_plain_other(other_s);
+  }
 }
 
 // Statistics of the round, and what it teaches about costs and acceptance.
 void Engine::learn(double round_s) {
   const double other_s = std::max(0.0, round_s - draft_s_ - verify_s_);
-  if (knowledge_) {
-    int n_drafted = 0, n_drafting = 0, width = 0, context = 0;
-    for (const Active* a : stepping_) {
-      n_drafted += a->draft.n;
-      n_drafting += a->n_wanted > 0;
-      width = std::max(width, a->n_wanted);
-      context = std::max(context, a->plan.context);
-    }
-    CostModel& cost = knowledge_->cost;
-    cost.add_verify({.rows = int(ids_.size()), .batch = int(stepping_.size()), .context = context},
-                    verify_s_);
-    cost.add_draft(width, draft_s_ / (n_drafting > 0 ? n_drafting : int(stepping_.size())));
-    n_drafted > 0 ? cost.add_draft_other(other_s) : cost.add_plain_other(other_s);
-  }
+  learn_costs(other_s);
   for (Active* a : stepping_) {
     a->stats.decode_s += round_s;
     SpeculationStats& stats = a->stats.speculation;
     // The last token of an answer is not followed by another row.
     const int n_accepted = a->draft.is_chain() ? a->node : a->n_kept - 1;
+    const int n_tokens = int(a->text.size() - a->n_text_before);
     ++stats.rounds;
     stats.drafted += a->draft.n;
     stats.accepted += n_accepted;
-    stats.tokens += int(a->text.size() - a->n_text_before);
+    stats.tokens += n_tokens;
     stats.draft_s += draft_s_;
     stats.verify_s += verify_s_;
     stats.other_s += other_s;
-    if (!a->length || options_.tree_nodes > 0) continue;
+    if (a->arm == nullptr) continue;
+    const CostModel& cost = a->arm->knowledge.cost;
+    if (arms_.size() > 1 && cost.ready(int(stepping_.size()))) {
+      const int batch = int(stepping_.size());
+      const double plain_s =
+          cost.verify({.rows = batch, .batch = batch, .context = a->plan.context}) + cost.plain_other();
+      a->arm->add_round(n_tokens * plain_s, round_s);
+    }
+    if (options_.tree_nodes > 0) continue;
     a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
-                       *knowledge_);
+                       a->arm->knowledge);
   }
 }
 
@@ -269,7 +304,7 @@ Result<TokenId> Engine::token_of(Active& a, std::span<float> logits, std::option
   const SampleRow row{
       .logits = logits, .params = a.request.sampling, .history = a.history, .position = position};
   const TokenPlace place{.seed = a.request.sampling.seed, .position = position};
-  if (const double chance = options_.drafter ? options_.drafter->simulated_acceptance() : 0;
+  if (const double chance = a.arm != nullptr ? a.arm->drafter->simulated_acceptance() : 0;
       chance > 0 && draft) {
     const float lot =
         uniform_noise({.seed = place.seed, .position = position, .purpose = NoisePurpose::accept}, 0);

@@ -34,9 +34,12 @@ Result<std::unique_ptr<Engine>> Engine::create(Decoder& decoder, const EngineOpt
   if (options.n_text_tokens <= 0 || options.n_text_tokens > decoder.shape().n_vocab) {
     options.n_text_tokens = decoder.shape().n_vocab;
   }
-  const int draft = options.drafter == nullptr ? 0 : std::min(kMaxDraft, options.drafter->max_draft());
-  options.length.max_draft = std::min(options.length.max_draft, draft);
-  const bool trees = options.drafter != nullptr && options.drafter->makes_trees();
+  int draft = 0;
+  bool trees = false;
+  for (const Drafter* d : options.drafters) {
+    draft = std::max(draft, std::min(kMaxDraft, d->max_draft()));
+    trees = trees || d->makes_trees();
+  }
   options.tree_nodes = trees ? std::clamp(options.tree_nodes, 0, kMaxDraft) : 0;
   const StateLimits limits{.max_sequences = options.max_sequences,
                            .max_positions = options.max_positions,
@@ -55,7 +58,7 @@ Engine::Engine(Decoder& decoder, const EngineOptions& options, StatePool pool)
   observations_.reserve(n);
   rows_.reserve(size_t(decoder.limits().max_rows));
   ids_.reserve(size_t(decoder.limits().max_rows));
-  if (options.drafter != nullptr) knowledge_.emplace(options.drafter->cost());
+  for (Drafter* d : options.drafters) arms_.emplace_back(*d);
   if (options.accept.mode != AcceptMode::coupled) probabilities_.resize(size_t(options_.n_text_tokens));
   finished_.reserve(kFinishedKept + 1);
 }
@@ -115,15 +118,19 @@ void Engine::admit() {
 
 // A drafter without room for a sequence is no reason to refuse it: it is decoded plainly.
 void Engine::begin_drafting(Active& a) {
-  if (options_.drafter == nullptr) return;
+  DraftArm* arm = choose_arm(arms_);
+  if (arm == nullptr) return;
   const DraftedSequence sequence{.prompt = a.request.prompt,
                                  .sampling = &a.request.sampling,
                                  .n_tokens = options_.n_text_tokens,
                                  .wants_q = options_.accept.mode != AcceptMode::coupled};
-  if (!options_.drafter->begin(a.state.slot(), sequence).ok()) return;
-  a.length.emplace(options_.length);
-  a.stats.speculation.drafter = options_.drafter->name();
-  a.stats.speculation.simulated = options_.drafter->simulated_acceptance() > 0;
+  if (!arm->drafter->begin(a.state.slot(), sequence).ok()) return;
+  a.arm = arm;
+  LengthOptions length = options_.length;
+  length.max_draft = std::min(length.max_draft, arm->drafter->max_draft());
+  a.length.emplace(length);
+  a.stats.speculation.drafter = arm->drafter->name();
+  a.stats.speculation.simulated = arm->drafter->simulated_acceptance() > 0;
 }
 
 void Engine::step(const Sink& sink) {
@@ -153,11 +160,11 @@ void Engine::prefill_one(const Sink& sink) {
   const Step step{.path = Path::prefill, .n_rows = n, .seqs = seqs_};
   decoder_->forward(step, std::span(a.request.prompt).subspan(size_t(a.n_prefilled), size_t(n)), pool_);
   a.state.end_prefill();
-  if (a.length) {
+  if (a.arm != nullptr) {
     rows_.resize(size_t(n));
     std::iota(rows_.begin(), rows_.end(), 0);
     observations_.assign(1, {.slot = a.state.slot(), .start = a.n_prefilled, .rows = rows_, .text = a.text});
-    options_.drafter->observe(observations_);
+    a.arm->drafter->observe(observations_);
   }
   a.n_prefilled = end;
   if (end == total) {
@@ -184,7 +191,7 @@ void Engine::fail(Active& a, const std::string& error, const Sink& sink) {
 void Engine::drop_done() {
   for (const auto& a : active_) {
     if (!a->done) continue;
-    if (a->length) options_.drafter->end(a->state.slot());
+    if (a->arm != nullptr) a->arm->drafter->end(a->state.slot());
     finished_.emplace_back(a->number, a->stats);
   }
   if (finished_.size() > kFinishedKept) finished_.erase(finished_.begin(), finished_.end() - kFinishedKept);

@@ -19,6 +19,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "engine/draft_arms.h"
 #include "engine/speculation_stats.h"
 #include "model/decoder.h"
 #include "sample/accept.h"
@@ -61,10 +62,12 @@ struct RequestStats {
 
 struct EngineOptions {
   int max_sequences = 1;
-  int max_positions = 0;       // of all sequences together; 0: one full context
-  int prefill_chunk = 512;     // rows, a multiple of 64
-  int n_text_tokens = 0;       // ids from here on have no text and are never chosen; 0: all may be
-  Drafter* drafter = nullptr;  // must outlive the engine, and have room for max_sequences
+  int max_positions = 0;    // of all sequences together; 0: one full context
+  int prefill_chunk = 512;  // rows, a multiple of 64
+  int n_text_tokens = 0;    // ids from here on have no text and are never chosen; 0: all may be
+  // Must outlive the engine and have room for max_sequences each. Several: a sequence gets the one that has
+  // sped up most so far (draft_arms.h), the first of them at first.
+  std::vector<Drafter*> drafters = {};
   LengthOptions length = {};
   AcceptOptions accept = {};
   int tree_nodes = 0;  // > 0: trees of so many drafted tokens, every round, where the drafter makes them
@@ -105,12 +108,13 @@ class Engine {
     bool answering = false;
     bool done = false;
     RequestStats stats = {};
-    std::optional<LengthControl> length = {};
+    DraftArm* arm = nullptr;                   // null: decoded plainly
+    std::optional<LengthControl> length = {};  // with an arm
     // The round. Row 0 is the anchor, row i + 1 token i of the draft.
     RoundPlan plan = {};
     Draft draft = {};
-    int n_wanted = 0;  // drafts that shall be verified
-    int first_row = 0;
+    int n_wanted = 0;              // drafts that shall be verified
+    int first_row = 0, start = 0;  // in the step; the anchor's position
     size_t n_text_before = 0;
     bool judging = false;
     int node = 0;                                     // the last row kept
@@ -126,13 +130,17 @@ class Engine {
   // One round (decode_round.cc), in its parts.
   void decode_all(const Sink& sink);
   void plan_drafts();
-  void propose(bool as_much_as_fits);
+  // Of the arms that look up if `lookups`, as much as they find, else of the others as much as is wanted.
+  void propose(bool lookups);
+  void propose(DraftArm& arm, bool as_much_as_fits);
+  void add_draft_time(DraftArm& arm, double seconds);
   bool begin_step(const Sink& sink);
   Status begin_rows(Active& a);
   void accept_rows(const Sink& sink);
   void judge(Active& a, std::span<float> logits, const Sink& sink);
   void commit_rows();
   void learn(double round_s);
+  void learn_costs(double other_s);
   void judge_tree(Active& a, std::span<float> logits, const Sink& sink);
   // Chooses the next token from the logits of one row, which may be edited, and reports it. `draft`: the
   // token that was drafted for this place, if any; true if that is what came out and the answer goes on.
@@ -151,7 +159,7 @@ class Engine {
   std::deque<std::pair<int, Request>> waiting_;
   std::vector<std::unique_ptr<Active>> active_;
   std::vector<std::pair<int, RequestStats>> finished_;  // the last few
-  std::optional<LengthKnowledge> knowledge_;
+  std::vector<DraftArm> arms_;
   // Working memory of a step.
   std::vector<float> probabilities_;  // [n_vocab], rejection sampling
   std::vector<DraftRequest> requests_;

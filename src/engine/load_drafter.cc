@@ -19,6 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kCachedBytes = size_t{64} << 20;  // about a last-level cache
+
 // `<model>-dflash` beside the model folder.
 std::string dflash_folder_of(const std::string& model) {
   std::string path = model;
@@ -101,20 +103,15 @@ Status check_drafter_name(const std::string& name) {
   return Error{fmt::format("'{}' is no drafter: use auto, dflash, mtp, ngram, simulated:P or none", name)};
 }
 
-Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterOptions& options) {
-  TD_RETURN_IF_ERROR(check_drafter_name(options.name));
-  std::string name = options.name;
-  if (name == "auto") {
-    const bool has_folder = !options.folder.empty() || is_folder(dflash_folder_of(model.name));
-    const bool has_head = model.n_mtp_tensors > 0 && MtpHead::supports(model.config);
-    name = has_folder ? "dflash" : has_head ? "mtp" : "ngram";
-  }
+namespace {
+
+Result<std::unique_ptr<Drafter>> load_one(LoadedModel& model, const DrafterOptions& options,
+                                          const std::string& name) {
   if (!options.folder.empty() && name != "dflash") {
     return Error{
         fmt::format("--draft {} names a DFlash drafter, --drafter {} is another: leave one of them out",
                     options.folder, name)};
   }
-  if (name == "none") return std::unique_ptr<Drafter>();
   if (name == "dflash") return load_dflash(model, options);
   if (name == "mtp") return load_mtp(model, options);
   if (name == "ngram") {
@@ -122,6 +119,41 @@ Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterO
   }
   TD_ASSIGN_OR_RETURN(const double acceptance, simulated_acceptance(name));
   return std::unique_ptr<Drafter>(std::make_unique<SimulatedDrafter>(acceptance, model.config.vocab_size));
+}
+
+// What there is for a model, the most promising first.
+std::vector<std::string> found_drafters(const LoadedModel& model, const DrafterOptions& options) {
+  if (!options.folder.empty()) return {"dflash"};
+  std::vector<std::string> names;
+  if (is_folder(dflash_folder_of(model.name))) names.push_back("dflash");
+  if (model.n_mtp_tensors > 0) {
+    const bool cached = model.decoder->weight_bytes(1) < kCachedBytes;
+    names.insert(cached ? names.begin() : names.end(), "mtp");
+  }
+  names.push_back("ngram");
+  return names;
+}
+
+}  // namespace
+
+Result<std::vector<std::unique_ptr<Drafter>>> load_drafters(LoadedModel& model, const DrafterOptions& options,
+                                                            bool first_only) {
+  TD_RETURN_IF_ERROR(check_drafter_name(options.name));
+  std::vector<std::string> names{options.name};
+  if (options.name == "auto") names = found_drafters(model, options);
+  if (options.name == "none") names.clear();
+  if (first_only && names.size() > 1) names.resize(1);
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  for (const std::string& name : names) {
+    TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter, load_one(model, options, name));
+    drafters.push_back(std::move(drafter));
+  }
+  return drafters;
+}
+
+Result<std::unique_ptr<Drafter>> load_drafter(LoadedModel& model, const DrafterOptions& options) {
+  TD_ASSIGN_OR_RETURN(auto drafters, load_drafters(model, options, true));
+  return drafters.empty() ? nullptr : std::move(drafters[0]);
 }
 
 }  // namespace tandem

@@ -29,7 +29,7 @@ Answers answer(LoadedModel& model, Drafter* drafter) {
   const auto engine = value_or_throw(
       Engine::create(*model.decoder, {.max_sequences = 2,
                                       .max_positions = 512,
-                                      .drafter = drafter,
+                                      .drafters = {drafter},
                                       .length = {.kind = LengthOptions::Kind::fixed, .fixed = 3}}));
   for (const int i : {0, 1}) {
     Request request;

@@ -202,7 +202,7 @@ TEST_F(Speculation, EveryDrafterGivesTheTokensOfPlainDecoding) {
       const std::vector<Output> got =
           run(*model.decoder, batch,
               {.prefill_chunk = pick(rng, {64, 128, 256}),
-               .drafter = drafter.get(),
+               .drafters = {drafter.get()},
                .length = length,
                .tree_nodes = drafter->makes_trees() && i % 2 == 0 ? uniform(rng, 1, kMaxDraft) : 0});
       expect_same(got, plain, std::string(name) + ", seed " + std::to_string(1000 + i));
@@ -225,9 +225,9 @@ TEST_F(Speculation, AHostileDrafterCostsTimeOnly) {
     Scripted drafter([&](const DraftRequest& r) { hostile(lots, r, n_vocab); }, i % 2 == 0,
                      i % 3 == 0 ? DraftCost::free : DraftCost::block);
     const std::vector<Output> plain = run(*model.decoder, batch, {});
-    const std::vector<Output> got =
-        run(*model.decoder, batch,
-            {.drafter = &drafter, .length = random_length(rng, drafter), .tree_nodes = i % 4 == 0 ? 12 : 0});
+    const std::vector<Output> got = run(
+        *model.decoder, batch,
+        {.drafters = {&drafter}, .length = random_length(rng, drafter), .tree_nodes = i % 4 == 0 ? 12 : 0});
     expect_same(got, plain, "seed " + std::to_string(5000 + i));
     if (HasFatalFailure()) return;
   }
@@ -262,7 +262,7 @@ TEST_F(Speculation, TreesGiveTheTokensOfPlainDecoding) {
         },
         true);
     const std::vector<Output> got =
-        run(*model.decoder, batch, {.drafter = &drafter, .tree_nodes = uniform(rng, 1, kMaxDraft)});
+        run(*model.decoder, batch, {.drafters = {&drafter}, .tree_nodes = uniform(rng, 1, kMaxDraft)});
     expect_same(got, plain, "seed " + std::to_string(9000 + i));
     if (HasFatalFailure()) return;
     for (const Output& o : got) accepted += o.stats.accepted;
@@ -301,7 +301,7 @@ TEST_F(Speculation, AnswersEndAtTheSameTokenWhereverTheDraftsEnd) {
         });
         const std::vector<Output> got =
             run(*model.decoder, {cut},
-                {.drafter = &drafter, .length = {.kind = LengthOptions::Kind::fixed, .fixed = 7}});
+                {.drafters = {&drafter}, .length = {.kind = LengthOptions::Kind::fixed, .fixed = 7}});
         expect_same(got, plain, "end " + std::to_string(end) + ", " + std::to_string(n_right) + " right");
         if (HasFatalFailure()) return;
         if (!by_stop && n_right == 7) {
@@ -329,9 +329,10 @@ TEST_F(Speculation, TinyModelsOnTheReferenceBackend) {
           model,
           {.name = "ngram", .folder = {}, .bits = 8, .limits = {.max_sequences = 2, .max_positions = 1024}}));
       for (Drafter* d : {static_cast<Drafter*>(&drafter), lookup.get()}) {
-        const std::vector<Output> got = run(
-            *model.decoder, batch,
-            {.drafter = d, .length = random_length(rng, *d), .tree_nodes = i == 0 && d == &drafter ? 9 : 0});
+        const std::vector<Output> got = run(*model.decoder, batch,
+                                            {.drafters = {d},
+                                             .length = random_length(rng, *d),
+                                             .tree_nodes = i == 0 && d == &drafter ? 9 : 0});
         expect_same(got, plain,
                     std::string(family) + ", " + std::string(d->name()) + ", seed " + std::to_string(20 + i));
         if (HasFatalFailure()) return;
@@ -377,7 +378,7 @@ TEST_F(Speculation, RejectionKeepsTheLawOfTheText) {
           r.draft->q[size_t(i) * n_vocab + size_t(t)] += 1.0f / float(likely.size());
       }
     });
-    const auto got = count({.drafter = &drafter,
+    const auto got = count({.drafters = {&drafter},
                             .length = {.kind = LengthOptions::Kind::fixed, .fixed = 3},
                             .accept = {.mode = AcceptMode::rejection}},
                            1000000);
@@ -413,11 +414,11 @@ TEST_F(Speculation, ASlotForgetsItsLastSequence) {
       const auto own = must(load_drafter(
           model,
           {.name = name, .folder = {}, .bits = 8, .limits = {.max_sequences = 1, .max_positions = 512}}));
-      fresh.push_back(run(*model.decoder, {r}, {.drafter = own.get(), .length = length})[0].stats);
+      fresh.push_back(run(*model.decoder, {r}, {.drafters = {own.get()}, .length = length})[0].stats);
     }
     const auto engine = must(Engine::create(
         *model.decoder,
-        {.max_sequences = 1, .max_positions = 512, .drafter = drafter.get(), .length = length}));
+        {.max_sequences = 1, .max_positions = 512, .drafters = {drafter.get()}, .length = length}));
     for (size_t i = 0; i < requests.size(); ++i) {
       const int number = must(engine->submit(requests[i]));
       engine->run([](const Event&) {});

@@ -65,7 +65,7 @@ TEST_P(Trace, DraftsAndTokensAreThoseOfTheGolden) {
       *model.decoder,
       {.max_positions = 256,
        .prefill_chunk = 64,
-       .drafter = &drafter,
+       .drafters = {&drafter},
        .length = {.kind = LengthOptions::Kind::fixed, .fixed = (*trace)["gamma"].get<int>()}}));
   // The golden drafts whole blocks to its end: leave room for one more.
   Request request;

@@ -171,10 +171,10 @@ Result<std::vector<Json>> bench(const Flags& flags) {
       for (const std::string& drafter_name : flags.drafters) {
         SpeculationFlags speculation = flags.speculation;
         speculation.drafter = drafter_name;
-        TD_ASSIGN_OR_RETURN(const std::unique_ptr<Drafter> drafter,
+        TD_ASSIGN_OR_RETURN(const SpeculationFlags::Drafters drafters,
                             speculation.load(model, {.max_positions = options.max_positions}));
         EngineOptions with = options;
-        speculation.apply(drafter.get(), with);
+        speculation.apply(drafters, with);
         TD_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> drafting, Engine::create(*model.decoder, with));
         for (const PromptClass& c : classes) {
           Json row = row_of("speculate", model.name, model.backend->description(), model.backend->threads());

@@ -1,0 +1,35 @@
+// Which drafter a sequence gets, where several are at hand.
+#pragma once
+
+#include <span>
+
+#include "speculate/drafter.h"
+#include "speculate/length.h"
+
+namespace tandem {
+
+// A drafter with what the engine has learnt about it.
+struct DraftArm {
+  explicit DraftArm(Drafter& d) : drafter(&d), knowledge(d.cost()) {}
+
+  Drafter* drafter;
+  LengthKnowledge knowledge;
+  int n_begun = 0;  // sequences that got it
+  // Of those sequences, older ones counting less: what their tokens would have taken plainly, and what they
+  // took.
+  double plain_s = 0, spent_s = 0;
+  double round_draft_s = 0;  // of this arm in the current round
+
+  double speed_up() const { return spent_s > 0 ? plain_s / spent_s : 0; }
+  // A round of one of its sequences.
+  void add_round(double plain_seconds, double seconds) {
+    plain_s += plain_seconds;
+    spent_s += seconds;
+  }
+};
+
+// The arm for the next sequence: each in turn until all were tried, then the one that sped up most, and now
+// and then another, since texts change. Null without arms.
+DraftArm* choose_arm(std::span<DraftArm> arms);
+
+}  // namespace tandem
