@@ -86,7 +86,7 @@ Result<MtpProbe> probe_mtp(LoadedModel& model, std::span<const std::vector<Token
     TD_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                         Engine::create(*model.decoder, {.max_positions = positions,
                                                         .n_text_tokens = model.n_text_tokens(),
-                                                        .drafter = drafter.get(),
+                                                        .drafters = {drafter.get()},
                                                         .length = {.kind = LengthOptions::Kind::fixed,
                                                                    .fixed = MtpTrial::kDraft}}));
     for (const auto& prompt : prompts) {
