@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "base/mapped_file.h"
@@ -12,11 +14,25 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kMaxBlock = 256, kMaxLayers = 1024, kMaxId = int64_t{1} << 30;
+constexpr int64_t kMaxTaps = 16, kMaxRank = 65536, kMaxCandidates = 256;
+constexpr double kMaxScale = 1e6;
+
+// The two places where a field of DFlash may stand.
+struct Places {
+  JsonFields root, dflash;
+
+  // Where `key` is to be read: in dflash_config unless only the root has it.
+  const JsonFields& of(std::string_view key) const {
+    return dflash.has(key) || !root.has(key) ? dflash : root;
+  }
+};
 
 // Options of related drafters that change the mathematics and are not implemented here.
-Status refuse_unknown_mathematics(const JsonFields& fields) {
-  for (const char* key : {"input_embedding_scale", "output_multiplier", "final_logit_softcapping",
-                          "attention_value_scale", "context_input_norm", "n_anchor_layers"}) {
+Status refuse_unknown_mathematics(const Places& places) {
+  for (const char* key :
+       {"input_embedding_scale", "attention_value_scale", "context_input_norm", "n_anchor_layers",
+        "backbone_rotary_base", "swa_window_size", "sliding_window_non_causal"}) {
+    const JsonFields& fields = places.of(key);
     if (fields.has(key)) return fields.error(key, "this option of a DFlash drafter is not supported");
   }
   return {};
@@ -24,10 +40,10 @@ Status refuse_unknown_mathematics(const JsonFields& fields) {
 
 // Which layers are bidirectional inside a block: dflash_config.causal, else is_causal, decides for all;
 // without both, full layers are and sliding ones are not.
-Status read_bidirectional(const JsonFields& root, const JsonFields& dflash, DrafterConfig& config) {
-  TD_ASSIGN_OR_RETURN(std::optional<bool> causal, dflash.boolean("causal"));
+Status read_bidirectional(const Places& places, DrafterConfig& config) {
+  TD_ASSIGN_OR_RETURN(std::optional<bool> causal, places.dflash.boolean("causal"));
   if (!causal) {
-    TD_ASSIGN_OR_RETURN(causal, root.boolean("is_causal"));
+    TD_ASSIGN_OR_RETURN(causal, places.of("is_causal").boolean("is_causal"));
   }
   for (const int window : config.network.windows) {
     config.bidirectional.push_back(causal ? !*causal : window == 0);
@@ -35,7 +51,82 @@ Status read_bidirectional(const JsonFields& root, const JsonFields& dflash, Draf
   return {};
 }
 
+Status read_block(const Places& places, DrafterConfig& config) {
+  const int n_vocab = config.network.vocab_size;
+  TD_ASSIGN_OR_RETURN(const int64_t block,
+                      places.of("block_size").require_integer("block_size", 2, kMaxBlock));
+  const JsonFields& of_mask = places.of("mask_token_id");
+  TD_ASSIGN_OR_RETURN(const int64_t mask, of_mask.require_integer("mask_token_id", 0, kMaxId));
+  if (mask >= n_vocab) {
+    return of_mask.error("mask_token_id",
+                         fmt::format("{} is outside the vocabulary of {} tokens", mask, n_vocab));
+  }
+  const JsonFields& of_layers = places.of("target_layer_ids");
+  TD_ASSIGN_OR_RETURN(const std::vector<int64_t> layers,
+                      of_layers.integers("target_layer_ids", 0, kMaxLayers - 1));
+  if (layers.empty())
+    return of_layers.error("target_layer_ids", "expected a list of target layers, found none");
+  TD_ASSIGN_OR_RETURN(const std::optional<int64_t> n_target,
+                      places.root.integer("num_target_layers", 1, kMaxLayers));
+  TD_ASSIGN_OR_RETURN(const std::optional<bool> anchor,
+                      places.of("sample_from_anchor").boolean("sample_from_anchor"));
+  config.block_size = int(block);
+  config.mask_id = TokenId(mask);
+  config.target_layers.assign(layers.begin(), layers.end());
+  config.n_target_layers = int(n_target.value_or(0));
+  config.sample_from_anchor = anchor.value_or(false);
+  return {};
+}
+
+Status read_output(const Places& places, DrafterConfig& config) {
+  TD_ASSIGN_OR_RETURN(const std::optional<double> multiplier,
+                      places.of("output_multiplier").number("output_multiplier", 1 / kMaxScale, kMaxScale));
+  TD_ASSIGN_OR_RETURN(const std::optional<double> cap,
+                      places.of("final_logit_softcapping").number("final_logit_softcapping", 0, kMaxScale));
+  config.output_multiplier = float(multiplier.value_or(1));
+  config.logit_cap = float(cap.value_or(0));
+  return {};
+}
+
+Status read_v2(const Places& places, DrafterConfig& config) {
+  const auto require = [&](const char* key, int64_t low, int64_t high) {
+    return places.of(key).require_integer(key, low, high);
+  };
+  const int d_model = config.network.d_model;
+  TD_ASSIGN_OR_RETURN(const int64_t taps, require("conv_kernel_size", 1, kMaxTaps));
+  TD_ASSIGN_OR_RETURN(const int64_t group, require("conv_group_size", 1, d_model));
+  if (d_model % group != 0) {
+    return places.of("conv_group_size")
+        .error("conv_group_size", fmt::format("{} does not divide hidden_size = {}", group, d_model));
+  }
+  TD_ASSIGN_OR_RETURN(const int64_t rank, require("selector_rank", 1, kMaxRank));
+  TD_ASSIGN_OR_RETURN(
+      const int64_t top_k,
+      require("selector_top_k", 1, std::min<int64_t>(kMaxCandidates, config.network.vocab_size)));
+  config.v2 = {.conv_taps = int(taps),
+               .conv_group = int(group),
+               .selector_rank = int(rank),
+               .selector_top_k = int(top_k)};
+  return {};
+}
+
+// DFlash 2's fields in a drafter that is not one: its tensors would be left unread.
+Status refuse_v2(const Places& places) {
+  for (const char* key : {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}) {
+    const JsonFields& fields = places.of(key);
+    if (fields.has(key)) {
+      return fields.error(key, "a field of DFlash 2, but architectures does not say DFlash2DraftModel");
+    }
+  }
+  return {};
+}
+
 }  // namespace
+
+float DrafterConfig::output(float logit) const {
+  const float scaled = logit * output_multiplier;
+  return logit_cap > 0 ? std::tanh(scaled / logit_cap) * logit_cap : scaled;
+}
 
 Result<DrafterConfig> parse_drafter_config(std::span<const std::byte> text, const std::string& path) {
   DrafterConfig config;
@@ -45,37 +136,22 @@ Result<DrafterConfig> parse_drafter_config(std::span<const std::byte> text, cons
                              printable(config.network.model_type))};
   }
   const std::string& kind = config.network.architecture_class;
-  if (!kind.empty() && kind != "DFlashDraftModel") {
-    return Error{fmt::format("{}: architectures: '{}' is not supported, expected DFlashDraftModel", path,
-                             printable(kind))};
+  const bool second = kind == "DFlash2DraftModel";
+  if (!kind.empty() && kind != "DFlashDraftModel" && !second) {
+    return Error{fmt::format(
+        "{}: architectures: '{}' is not supported, expected DFlashDraftModel or DFlash2DraftModel", path,
+        printable(kind))};
   }
   TD_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::parse(text, path));
   TD_ASSIGN_OR_RETURN(const JsonFields root, JsonFields::of_root(document, path));
   TD_ASSIGN_OR_RETURN(const std::optional<JsonFields> dflash, root.object("dflash_config"));
   if (!dflash) return root.error("dflash_config", "expected an object, found nothing: not a DFlash drafter");
-  TD_RETURN_IF_ERROR(refuse_unknown_mathematics(root));
-  TD_RETURN_IF_ERROR(refuse_unknown_mathematics(*dflash));
-
-  const JsonFields& of_block = dflash->has("block_size") ? *dflash : root;
-  TD_ASSIGN_OR_RETURN(const int64_t block, of_block.require_integer("block_size", 2, kMaxBlock));
-  TD_ASSIGN_OR_RETURN(const int64_t mask, dflash->require_integer("mask_token_id", 0, kMaxId));
-  if (mask >= config.network.vocab_size) {
-    return dflash->error("mask_token_id", fmt::format("{} is outside the vocabulary of {} tokens", mask,
-                                                      config.network.vocab_size));
-  }
-  TD_ASSIGN_OR_RETURN(const std::vector<int64_t> layers,
-                      dflash->integers("target_layer_ids", 0, kMaxLayers - 1));
-  if (layers.empty())
-    return dflash->error("target_layer_ids", "expected a list of target layers, found none");
-  TD_ASSIGN_OR_RETURN(const std::optional<int64_t> n_target,
-                      root.integer("num_target_layers", 1, kMaxLayers));
-  TD_ASSIGN_OR_RETURN(const std::optional<bool> anchor, root.boolean("sample_from_anchor"));
-  config.block_size = int(block);
-  config.mask_id = TokenId(mask);
-  config.target_layers.assign(layers.begin(), layers.end());
-  config.n_target_layers = int(n_target.value_or(0));
-  config.sample_from_anchor = anchor.value_or(false);
-  TD_RETURN_IF_ERROR(read_bidirectional(root, *dflash, config));
+  const Places places{.root = root, .dflash = *dflash};
+  TD_RETURN_IF_ERROR(refuse_unknown_mathematics(places));
+  TD_RETURN_IF_ERROR(read_block(places, config));
+  TD_RETURN_IF_ERROR(read_output(places, config));
+  TD_RETURN_IF_ERROR(second ? read_v2(places, config) : refuse_v2(places));
+  TD_RETURN_IF_ERROR(read_bidirectional(places, config));
   return config;
 }
 

@@ -81,7 +81,20 @@ constexpr std::string_view kMistralText = R"({
   "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
   "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false, "vocab_size": 32768})";
 
-constexpr std::array kAllConfigTexts{kQwen35Text,   kQwen35MoeText, kQwen3NextText, kQwen3Text,
-                                     kQwen3MoeText, kLlamaText,     kMistralText};
+// A DFlash 2 drafter of Qwen3.8-27B.
+constexpr std::string_view kDflash2Text = R"({
+  "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "attention_bias": false, "is_causal": false,
+  "dflash_config": {"block_size": 8, "conv_group_size": 16, "conv_kernel_size": 2, "mask_token_id": 248070,
+    "selector_rank": 256, "selector_top_k": 16, "target_layer_ids": [5, 19, 33, 47, 61]},
+  "dtype": "bfloat16", "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 17408,
+  "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+    "sliding_attention"],
+  "max_position_embeddings": 262144, "max_window_layers": 5, "num_attention_heads": 32,
+  "num_hidden_layers": 5, "num_key_value_heads": 8, "num_target_layers": 64, "rms_norm_eps": 1e-06,
+  "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"}, "sample_from_anchor": false,
+  "sliding_window": 2048, "tie_word_embeddings": false, "use_sliding_window": true, "vocab_size": 248320})";
+
+inline constexpr std::array kAllConfigTexts{kQwen35Text,   kQwen35MoeText, kQwen3NextText, kQwen3Text,
+                                            kQwen3MoeText, kLlamaText,     kMistralText};
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// Any bytes as config.json and generation_config.json: an error, or a config that is safe to compute sizes
-// with. What is accepted survives being written with a quantization block.
+// Any bytes as config.json, of a model or a drafter, and generation_config.json: an error, or a config that
+// is safe to compute sizes with. What is accepted survives being written with a quantization block.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -11,6 +11,7 @@
 #include "format/config.h"
 #include "format/config_texts.h"
 #include "format/config_writer.h"
+#include "format/drafter_config.h"
 #include "format/generation_config.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
@@ -33,6 +34,16 @@ void check(const tandem::ModelConfig& c) {
   }
 }
 
+void check(const tandem::DrafterConfig& d) {
+  const tandem::ModelConfig& c = d.network;
+  check(c);
+  require(d.block_size >= 2 && d.mask_id >= 0 && d.mask_id < c.vocab_size && !d.target_layers.empty());
+  require(d.bidirectional.size() == size_t(c.n_layers) && c.windows.size() == size_t(c.n_layers));
+  if (!d.v2) return;
+  require(d.v2->conv_taps > 0 && d.v2->conv_group > 0 && c.d_model % d.v2->conv_group == 0);
+  require(d.v2->selector_rank > 0 && d.v2->selector_top_k > 0 && d.v2->selector_top_k <= c.vocab_size);
+}
+
 // Values that a field may take, right or wrong.
 constexpr std::string_view kValues[] = {
     "null", "-1", "0",    "1",        "3",          "1e400", "1e-9",         "4294967296", "true",
@@ -43,6 +54,7 @@ constexpr std::string_view kValues[] = {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::span<const std::byte> text = std::as_bytes(std::span(data, size));
   (void)tandem::parse_generation_config(text, "generation_config.json");
+  if (const auto drafter = tandem::parse_drafter_config(text, "config.json"); drafter.ok()) check(*drafter);
   const auto config = tandem::parse_model_config(text, "config.json");
   if (!config.ok()) {
     require(config.error().message.starts_with("config.json: "));
@@ -62,7 +74,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 // change bytes.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   if (size < 16 || seed % 64 == 0) {
-    const std::string_view text = tandem::kAllConfigTexts[seed / 64 % tandem::kAllConfigTexts.size()];
+    const size_t which = seed / 64 % (tandem::kAllConfigTexts.size() + 1);
+    const std::string_view text =
+        which < tandem::kAllConfigTexts.size() ? tandem::kAllConfigTexts[which] : tandem::kDflash2Text;
     if (text.size() > max_size) return LLVMFuzzerMutate(data, size, max_size);
     std::memcpy(data, text.data(), text.size());
     size = text.size();
