@@ -165,6 +165,24 @@ void Backend::move_kv(const SeqStep& seq, const AttentionShape& shape, const KvL
   do_move_kv(seq, shape, cache, rows);
 }
 
+void Backend::block_conv(const Step& step, const BlockConv& a) {
+  check_step(step);
+  check_f32(a.x, step.n_rows, a.x.cols, "block_conv x");
+  check_f32(a.base, a.base.rows, a.x.cols, "block_conv base");
+  check_f32(a.dynamic, step.n_rows, a.dynamic.cols, "block_conv dynamic");
+  check_f32(a.y, step.n_rows, a.x.cols, "block_conv y");
+  if (!a.residual.empty()) check_f32(a.residual, step.n_rows, a.x.cols, "block_conv residual");
+  const int taps = a.base.rows;
+  TD_CHECK(taps > 0 && a.dynamic.cols > 0 && a.dynamic.cols % taps == 0 &&
+               a.x.cols % (a.dynamic.cols / taps) == 0 && a.x.data != a.y.data,
+           "block_conv: %d taps, %d dynamic coefficients a row, %d channels, in place %d", taps,
+           a.dynamic.cols, a.x.cols, int(a.x.data == a.y.data));
+  for (const SeqStep& seq : step.seqs) {
+    TD_CHECK(seq.parents.empty(), "block_conv over a tree of %d rows", seq.n_rows);
+  }
+  do_block_conv(step, a);
+}
+
 void Backend::delta_conv(const Step& step, const DeltaConv& a) {
   check_step(step);
   check_delta(a.shape, a.state);

@@ -107,6 +107,19 @@ inline KeyRange key_range(const Attention& a, const SeqStep& seq, int t) {
   return keys;
 }
 
+// Grouped dynamic convolution over the rows that each sequence has in a step (a drafter's
+// block):
+//   y[i][c] = sum_{t < taps} (base[t][c] + dynamic[i][t groups + c / group]) x[i - t][c]  (+ residual[i][c])
+// x is zero before a sequence's first row of the step: nothing comes from its context or from other
+// sequences.
+struct BlockConv {
+  View x;              // [rows, H]
+  View base;           // [taps, H]
+  View dynamic;        // [rows, taps * groups]; group = H / groups
+  View residual = {};  // [rows, H] or empty; may be y
+  MutView y;           // out [rows, H]; not x
+};
+
 // Where the weights of a sparse mixture are. Shared parts are null for models without a shared expert.
 struct MoeWeights {
   const Weight* router = nullptr;          // [E, H]
@@ -260,6 +273,7 @@ class Backend {
   // has them, positions start, start + 1, .., as stored. What lay there and is not of the path is lost.
   void move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
                std::span<const uint8_t> rows);
+  void block_conv(const Step& step, const BlockConv& args);  // no trees
   void delta_conv(const Step& step, const DeltaConv& args);
   void delta_step(const Step& step, const DeltaStep& args);
   // Folds pending tape rows into S and conv of every sequence of the step (rows are ignored): for export and
@@ -294,6 +308,7 @@ class Backend {
   virtual void do_attention(const Step& step, const Attention& args) = 0;
   virtual void do_move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
                           std::span<const uint8_t> rows) = 0;
+  virtual void do_block_conv(const Step& step, const BlockConv& args) = 0;
   virtual void do_delta_conv(const Step& step, const DeltaConv& args) = 0;
   virtual void do_delta_step(const Step& step, const DeltaStep& args) = 0;
   virtual void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) = 0;

@@ -109,6 +109,7 @@ class CpuBackend final : public Backend {
   void do_attention(const Step& step, const Attention& args) override;
   void do_move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
                   std::span<const uint8_t> rows) override;
+  void do_block_conv(const Step& step, const BlockConv& args) override;
   void do_delta_conv(const Step& step, const DeltaConv& args) override;
   void do_delta_step(const Step& step, const DeltaStep& args) override;
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;

@@ -87,6 +87,19 @@ struct ConvTile {
   int64_t window_stride = 0;       // of both
 };
 
+// One row of the convolution of a block (backend.h: BlockConv).
+struct BlockConvRow {
+  int n = 0, group = 0;  // channels; channels that share a dynamic coefficient
+  int n_taps = 0;        // that lie in the block: tap t reads x - t x_stride
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* base = nullptr;
+  int64_t base_stride = 0;
+  const float* dynamic = nullptr;   // [n_taps, n / group]
+  const float* residual = nullptr;  // or null; may be y
+  float* y = nullptr;
+};
+
 // Rows [0, n_state_rows) of the state of one value head, and the tokens to run them through.
 struct DeltaTile {
   int d_k = 0, n_state_rows = 0;
@@ -148,6 +161,7 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
   // y = o * rsqrt(mean(o^2) + eps) * gain * silu(z); y may be o.
   void (*gated_norm)(const float* o, const float* z, const float* gain, float eps, int n, float* y);
+  void (*block_conv)(const BlockConvRow& row);
   // Rotates pairs (x[i], x[i + n / 2]) by angles: n / 2 cosines, then n / 2 sines.
   void (*rotate)(float* x, const float* angles, int n);
   // Stores k and v [d_head] of the position `slot` of a page (head: this KV head in it).

@@ -17,6 +17,7 @@ const Kernels& table() {
       .rms_norm = rms_norm,
       .silu_mul = silu_mul,
       .gated_norm = gated_norm,
+      .block_conv = block_conv,
       .rotate = rotate,
       .store_kv = store_kv,
       .attention = attention,

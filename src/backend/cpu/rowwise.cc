@@ -1,4 +1,6 @@
-// Operations over rows that look at nothing else, and products with packed weights.
+// Operations over rows that look at nothing else or at the rows before them, and products with packed
+// weights.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -78,6 +80,25 @@ void CpuBackend::do_gated_norm(View o, View z, View gain, float eps, MutView y) 
       kernels_.gated_norm(row(o, r) + c, row(z, r) + c, row(gain, 0), eps, d_v, row(y, r) + c);
     }
   });
+}
+
+void CpuBackend::do_block_conv(const Step& step, const BlockConv& a) {
+  const int taps = a.base.rows, groups = a.dynamic.cols / taps;
+  for (const SeqStep& seq : step.seqs) {
+    for_rows(seq.n_rows, 0.2 * taps * a.x.cols, [&](int i) {
+      const int r = seq.first_row + i;
+      kernels_.block_conv({.n = a.x.cols,
+                           .group = a.x.cols / groups,
+                           .n_taps = std::min(taps, i + 1),
+                           .x = row(a.x, r),
+                           .x_stride = a.x.stride,
+                           .base = row(a.base, 0),
+                           .base_stride = a.base.stride,
+                           .dynamic = row(a.dynamic, r),
+                           .residual = a.residual.empty() ? nullptr : row(a.residual, r),
+                           .y = row(a.y, r)});
+    });
+  }
 }
 
 void CpuBackend::do_rope_angles(const Step& step, View frequencies, float m, MutView angles) {

@@ -1,4 +1,4 @@
-// Norms, gates, rotation and the weights of a mixture: kernels over one row.
+// Norms, gates, rotation, the convolution of blocks and the weights of a mixture: kernels over one row.
 // Sums: four running vectors take vectors 0, 1, 2, 3, 0, ... of the row; then (s0 + s1) + (s2 + s3), then the
 // lanes.
 #pragma once
@@ -51,6 +51,24 @@ inline void gated_norm(const float* o, const float* z, const float* gain, float 
   for (int i = 0; i < n; i += kLanes) {
     const Vec normed = load_up_to(o + i, n - i) * inv * load_up_to(gain + i, n - i);
     store_up_to(y + i, normed * silu(load_up_to(z + i, n - i)), n - i);
+  }
+}
+
+// Taps from the newest row back: a product, then a chain of fma.
+inline void block_conv(const BlockConvRow& r) {
+  const int groups = r.n / r.group;
+  for (int g = 0; g < groups; ++g) {
+    const int end = (g + 1) * r.group;
+    for (int c = g * r.group; c < end; c += kLanes) {
+      const int m = end - c;
+      Vec sum = (load_up_to(r.base + c, m) + set1(r.dynamic[g])) * load_up_to(r.x + c, m);
+      for (int t = 1; t < r.n_taps; ++t) {
+        const Vec w = load_up_to(r.base + t * r.base_stride + c, m) + set1(r.dynamic[t * groups + g]);
+        sum = fma(w, load_up_to(r.x - t * r.x_stride + c, m), sum);
+      }
+      if (r.residual != nullptr) sum = load_up_to(r.residual + c, m) + sum;
+      store_up_to(r.y + c, sum, m);
+    }
   }
 }
 

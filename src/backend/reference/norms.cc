@@ -1,4 +1,4 @@
-// Norms and pointwise products.
+// Norms, pointwise products and the convolution of blocks.
 #include "backend/reference/reference.h"
 
 namespace tandem {
@@ -31,6 +31,24 @@ void ReferenceBackend::do_gated_norm(View o, View z, View gain, float eps, MutVi
       float* out = ref::row(y, r) + first;
       const double inv = 1 / std::sqrt(ref::dot(head, head, d_v) / d_v + eps);
       for (int i = 0; i < d_v; ++i) out[i] = float(head[i] * inv * w[i] * ref::silu(gate[i]));
+    }
+  }
+}
+
+void ReferenceBackend::do_block_conv(const Step& step, const BlockConv& a) {
+  const int taps = a.base.rows, groups = a.dynamic.cols / taps, group = a.x.cols / groups;
+  for (const SeqStep& seq : step.seqs) {
+    for (int i = 0; i < seq.n_rows; ++i) {
+      const int r = seq.first_row + i;
+      for (int c = 0; c < a.x.cols; ++c) {
+        double sum = 0;
+        for (int t = 0; t < taps && t <= i; ++t) {
+          const double w = double(ref::row(a.base, t)[c]) + ref::row(a.dynamic, r)[t * groups + c / group];
+          sum += w * ref::row(a.x, r - t)[c];
+        }
+        // The convolution is rounded, then the residual added: as linear and linear_add do.
+        ref::row(a.y, r)[c] = a.residual.empty() ? float(sum) : ref::row(a.residual, r)[c] + float(sum);
+      }
     }
   }
 }
