@@ -57,13 +57,23 @@ Result<CheckpointSource> CheckpointSource::mtp_head() const {
 Result<CheckpointSource> CheckpointSource::create_drafter(const Checkpoint& checkpoint,
                                                           const ModelConfig& config, Warn warn) {
   CheckpointSource source(checkpoint, config, std::move(warn));
-  if (checkpoint.has("fc.weight")) return source;
-  source.prefix_ = "model.";
-  if (checkpoint.has("model.fc.weight")) return source;
-  return Error{checkpoint.folder() + ": no tensor fc.weight or model.fc.weight: not a DFlash drafter"};
+  for (const char* prefix : {"", "model."}) {
+    source.prefix_ = prefix;
+    if (checkpoint.has(source.prefix_ + "fc.weight")) return source;
+    if (checkpoint.has(source.prefix_ + "encoder.fc.weight")) {
+      source.other_names_ = {{"fc", "encoder.fc"}, {"hidden_norm.weight", "encoder.output_norm_enc.weight"}};
+      return source;
+    }
+  }
+  return Error{
+      checkpoint.folder() +
+      ": no tensor fc.weight (nor encoder.fc.weight, nor either below model.): not a DFlash drafter"};
 }
 
 std::string CheckpointSource::full(const std::string& module) const {
+  for (const auto& [ours, theirs] : other_names_) {
+    if (module == ours) return prefix_ + theirs;
+  }
   return module.starts_with("lm_head") ? head_prefix_ + module : prefix_ + module;
 }
 
@@ -84,6 +94,11 @@ Result<const HostTensor*> CheckpointSource::tensor(const std::string& name) cons
 
 Result<SourceMatrix> CheckpointSource::matrix(const std::string& module, int n, int k) {
   return stored(full(module), full(module) + ".weight", n, k, 0, 1);
+}
+
+Result<SourceMatrix> CheckpointSource::table(const std::string& name, int n, int k) {
+  const std::string module = full(name);
+  return stored(module, checkpoint_->has(module) ? module : module + ".weight", n, k, 0, 1);
 }
 
 Result<SourceMatrix> CheckpointSource::stored(const std::string& module, const std::string& weight, int n,

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "format/checkpoint.h"
@@ -22,13 +23,15 @@ class CheckpointSource final : public TensorSource {
   // The multi-token-prediction head of the same checkpoint: modules are named below "mtp.". Errors: the
   // folder has none.
   Result<CheckpointSource> mtp_head() const;
-  // A DFlash drafter's folder: no embedding of its own. Errors: not such a folder.
+  // A DFlash drafter's folder: no embedding of its own. Names with or without "model."; fc and hidden_norm
+  // also as encoder.fc and encoder.output_norm_enc. Errors: not such a folder.
   static Result<CheckpointSource> create_drafter(const Checkpoint& checkpoint, const ModelConfig& config,
                                                  Warn warn);
 
   const std::string& name() const override { return checkpoint_->folder(); }
   bool has_module(const std::string& module) const override;
   Result<SourceMatrix> matrix(const std::string& module, int n, int k) override;
+  Result<SourceMatrix> table(const std::string& name, int n, int k) override;
   Result<std::vector<SourceMatrix>> experts(int layer, ExpertPart part, int n_experts, int n, int k) override;
   bool has_vector(const std::string& tensor) const override;
   Result<std::vector<float>> vector(const std::string& tensor, int n) override;
@@ -51,7 +54,8 @@ class CheckpointSource final : public TensorSource {
   Warn warn_;
   std::string prefix_;       // of the text model: "model.", "model.language_model.", "language_model.model."
   std::string head_prefix_;  // of lm_head: "" or "language_model."
-  bool converted_ = false;   // by MLX: conv taps transposed, zero-centred gains stored as 1 + w
+  std::vector<std::pair<std::string, std::string>> other_names_ = {};  // ours, the file's; below prefix_
+  bool converted_ = false;  // by MLX: conv taps transposed, zero-centred gains stored as 1 + w
 };
 
 // What is in the folder beside the text model.

@@ -183,6 +183,7 @@ void Decoder::run_layers(const Step& step, const StatePool& pool) {
   if (shape_.attention.rotary_dims > 0) {
     backend_->rope_angles(step, weights_.rope_frequencies, shape_.rope_factor, angles_);
   }
+  if (layer_pass_ != nullptr) return layer_pass_->run(step, residual_, angles_, pool);
   if (observer_) observer_(observer_context_, 0, residual_);
   int index = 0;
   for (const DecoderLayer& layer : weights_.layers) {

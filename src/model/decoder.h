@@ -75,6 +75,14 @@ struct DecoderLimits {
   int max_logit_rows = 32;  // of one call of logits()
 };
 
+// Layers put together otherwise than the decoder's own, from its weights.
+class LayerPass {
+ public:
+  virtual ~LayerPass() = default;
+  // All layers over the rows of `step`. residual [rows, d_model], updated in place; angles of the rows.
+  virtual void run(const Step& step, MutView residual, View angles, const StatePool& pool) = 0;
+};
+
 class Decoder {
  public:
   // Errors: not enough memory for activations (bytes named).
@@ -96,6 +104,10 @@ class Decoder {
 
   // How attention layer `layer` of a block drafter sees (backend.h: Attention).
   void set_attention_view(int layer, bool bidirectional, int window);
+
+  // From now on forward() runs `pass` in place of its own layers; taps and observers see none of them. The
+  // pass must live as long as the decoder is used.
+  void replace_layers(LayerPass* pass) { layer_pass_ = pass; }
 
   // From now on forward() keeps the outputs of these layers (zero-based, ascending or not) side by side: what
   // drafters read. Errors: a layer the model lacks; memory.
@@ -166,6 +178,7 @@ class Decoder {
   std::vector<int> taps_;
   DeviceBuffer features_memory_;
   MutView features_all_, features_;
+  LayerPass* layer_pass_ = nullptr;
   Observer observer_ = nullptr;
   void* observer_context_ = nullptr;
 };

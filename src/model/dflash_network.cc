@@ -20,6 +20,12 @@ Result<std::unique_ptr<DflashNetwork>> DflashNetwork::load(TensorSource& source,
                                         config.network.windows[size_t(i)]);
   }
   TD_RETURN_IF_ERROR(network->load_context(source, limits));
+  if (config.v2) {
+    TD_ASSIGN_OR_RETURN(network->block_, DflashBlock::load(source, config, *network->trunk_));
+    network->trunk_->replace_layers(network->block_.get());
+    TD_ASSIGN_OR_RETURN(network->selector_,
+                        DflashSelector::load(source, config, target.backend(), limits.max_logit_rows));
+  }
   return network;
 }
 
@@ -34,6 +40,10 @@ Status DflashNetwork::check_target() const {
   if (d.vocab_size != t.n_vocab) return mismatch("vocab_size", d.vocab_size, t.n_vocab);
   if (config_.n_target_layers != 0 && config_.n_target_layers != t.n_layers) {
     return mismatch("num_target_layers", config_.n_target_layers, t.n_layers);
+  }
+  if (config_.block_size > kMaxDecodeRows) {
+    return Error{fmt::format("{}: block_size: a block of {} rows, a step of this engine has at most {}",
+                             d.file, config_.block_size, kMaxDecodeRows)};
   }
   for (const int layer : config_.target_layers) {
     if (layer >= t.n_layers) {

@@ -6,7 +6,8 @@
 //   kept in the cache block (anchor, masks):          x = embed(...); layers attend to context and block;
 //   logits by the target's head
 //
-// The cache holds context only: a block's own keys lie beyond its end and are overwritten.
+// The cache holds context only: a block's own keys lie beyond its end and are overwritten. DFlash 2 has other
+// layers in a block (dflash_block.h; context is as in the first) and a selector (dflash_selector.h).
 #pragma once
 
 #include <memory>
@@ -15,6 +16,8 @@
 
 #include "format/drafter_config.h"
 #include "model/decoder.h"
+#include "model/dflash_block.h"
+#include "model/dflash_selector.h"
 #include "model/load.h"
 #include "model/tensor_source.h"
 
@@ -23,7 +26,8 @@ namespace tandem {
 class DflashNetwork {
  public:
   // `target` must outlive the network; its embedding and head are shared. Errors: a drafter that does not fit
-  // the target (hidden size, vocabulary, layers; field and both values named); what the source says; memory.
+  // the target (hidden size, vocabulary, layers; field and both values named); a block longer than a step;
+  // what the source says; memory.
   static Result<std::unique_ptr<DflashNetwork>> load(TensorSource& source, const DrafterConfig& config,
                                                      Decoder& target, const DecoderLimits& limits);
 
@@ -43,8 +47,8 @@ class DflashNetwork {
   // Logits of rows of the last block, at most the limits' max_logit_rows.
   std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
   View hidden() const { return trunk_->hidden(); }
-  // Bytes of weights that a block reads, the head included, and that ingesting reads.
-  size_t block_bytes() const { return trunk_->weight_bytes(1); }
+  // Null in the first DFlash.
+  DflashSelector* selector() const { return selector_.get(); }
 
  private:
   DflashNetwork(Decoder& target, const DrafterConfig& config) : target_(&target), config_(config) {}
@@ -53,7 +57,9 @@ class DflashNetwork {
 
   Decoder* target_;
   DrafterConfig config_;
+  std::unique_ptr<DflashBlock> block_;  // null: the trunk's own layers
   std::unique_ptr<Decoder> trunk_;
+  std::unique_ptr<DflashSelector> selector_;
   std::unique_ptr<Weight> fc_;
   std::vector<std::unique_ptr<Weight>> kv_;  // [k | v] of each layer
   DeviceBuffer vectors_, scratch_;

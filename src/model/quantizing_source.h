@@ -24,6 +24,10 @@ class QuantizingSource final : public TensorSource {
   bool has_module(const std::string& module) const override { return inner_->has_module(module); }
   // Errors: as the inner source; a weight that is not finite.
   Result<SourceMatrix> matrix(const std::string& module, int n, int k) override;
+  // Tables are read by the row: rounding them would save nothing.
+  Result<SourceMatrix> table(const std::string& name, int n, int k) override {
+    return inner_->table(name, n, k);
+  }
   Result<std::vector<SourceMatrix>> experts(int layer, ExpertPart part, int n_experts, int n, int k) override;
   bool has_vector(const std::string& tensor) const override { return inner_->has_vector(tensor); }
   Result<std::vector<float>> vector(const std::string& tensor, int n) override {

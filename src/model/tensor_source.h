@@ -31,6 +31,8 @@ class TensorSource {
   virtual bool has_module(const std::string& module) const = 0;
   // The weight of a linear or embedding module, [n, k]. Errors: missing, another shape, unsupported dtype.
   virtual Result<SourceMatrix> matrix(const std::string& module, int n, int k) = 0;
+  // A matrix that is a tensor `name` of its own, or the weight of a module of that name. Errors: as matrix().
+  virtual Result<SourceMatrix> table(const std::string& name, int n, int k) { return matrix(name, n, k); }
   // All experts' gate, up or down matrices of a layer, each [n, k], in order of expert id.
   virtual Result<std::vector<SourceMatrix>> experts(int layer, ExpertPart part, int n_experts, int n,
                                                     int k) = 0;
