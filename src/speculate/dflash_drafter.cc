@@ -111,19 +111,88 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
   }
   const auto most = size_t(network_->max_logit_rows());
   for (size_t first = 0; first < rows_.size(); first += most) {
-    const auto some = std::span(rows_).subspan(first, std::min(most, rows_.size() - first));
-    const std::span<float> logits = network_->logits(some);
-    const size_t n_vocab = logits.size() / some.size();
-    for (size_t i = 0; i < some.size(); ++i) {
-      const DraftRequest& r = *owners_[first + i];
-      const std::span<float> row = logits.subspan(i * n_vocab, n_vocab);
-      const int slot_index = some[i] % config.block_size - first_slot;
-      if (r.tree_nodes > 0) {
-        collect_candidates(row);
-        if (first + i + 1 == owners_.size() || owners_[first + i + 1] != &r) finish_tree(r);
-      } else if (r.draft->n == slot_index) {  // else an earlier token of this draft could not be chosen
-        choice_.append(r.slot, row, uint32_t(r.text.size()) + uint32_t(slot_index), *r.draft);
+    const size_t n = std::min(most, rows_.size() - first);
+    const std::span<float> logits = network_->logits(std::span(rows_).subspan(first, n));
+    choose_each(first, n, logits);
+    if (network_->selector() != nullptr) choose_by_selector(first, n, logits);
+  }
+}
+
+int DflashDrafter::slot_of(size_t i) const {
+  const DrafterConfig& config = network_->config();
+  return rows_[i] % config.block_size - (config.sample_from_anchor ? 0 : 1);
+}
+
+void DflashDrafter::choose_each(size_t first, size_t n, std::span<float> logits) {
+  const DrafterConfig& config = network_->config();
+  const size_t n_vocab = logits.size() / n;
+  for (size_t i = 0; i < n; ++i) {
+    const DraftRequest& r = *owners_[first + i];
+    const int slot = slot_of(first + i);
+    const std::span<float> row = logits.subspan(i * n_vocab, n_vocab);
+    if (r.tree_nodes > 0) {
+      collect_candidates(row);
+      if (first + i + 1 == owners_.size() || owners_[first + i + 1] != &r) finish_tree(r);
+    } else if (network_->selector() == nullptr && r.draft->n == slot) {
+      // (Else an earlier token of this draft could not be chosen.)
+      if (config.changes_logits()) {
+        for (float& x : row) x = config.output(x);
       }
+      choice_.append(r.slot, row, uint32_t(r.text.size()) + uint32_t(slot), *r.draft);
+    }
+  }
+}
+
+void DflashDrafter::choose_by_selector(size_t first, size_t n, std::span<const float> logits) {
+  DflashSelector& selector = *network_->selector();
+  const size_t n_vocab = logits.size() / n, rank = size_t(selector.rank());
+  walks_.clear();
+  candidates_.clear();
+  unary_.clear();
+  for (size_t i = 0; i < n; ++i) {
+    const DraftRequest& r = *owners_[first + i];
+    if (r.tree_nodes > 0) continue;
+    const size_t k = std::min(size_t(selector.top_k()), choice_.n_choices(r.slot));
+    const int slot = slot_of(first + i);
+    const bool continues = i > 0 && owners_[first + i - 1] == &r && !walks_.empty() &&
+                           walks_.back().row + size_t(walks_.back().n_slots) == i;
+    if (!continues && r.draft->n != slot) continue;  // an earlier token could not be chosen
+    choice_.candidates(r.slot, logits.subspan(i * n_vocab, n_vocab), k, best_);
+    if (best_.size() < k) continue;
+    if (!continues) walks_.push_back({.row = i, .candidates = candidates_.size(), .n_slots = 0, .k = int(k)});
+    ++walks_.back().n_slots;
+    for (const Candidate& c : best_) {
+      candidates_.push_back(c.id);
+      unary_.push_back(network_->config().output(c.score));
+    }
+  }
+  if (walks_.empty()) return;
+  predecessors_ = candidates_;
+  for (const Walk& w : walks_) {  // the tokens before the first slots
+    const DraftRequest& r = *owners_[first + w.row];
+    predecessors_.push_back(r.draft->n > 0 ? r.draft->tokens[size_t(r.draft->n - 1)] : r.text.back());
+  }
+  const std::span<const float> hidden = selector.project(network_->hidden());
+  const std::span<const float> before = selector.predecessors(predecessors_);
+  const std::span<const float> after = selector.successors(candidates_);
+  for (size_t i = 0; i < walks_.size(); ++i) {
+    const Walk& w = walks_[i];
+    const DraftRequest& r = *owners_[first + w.row];
+    const auto k = size_t(w.k), count = size_t(w.n_slots) * k;
+    const std::span<const TokenId> ids = std::span(candidates_).subspan(w.candidates, count);
+    const int walked = walk_.run({.n_slots = w.n_slots,
+                                  .n_candidates = w.k,
+                                  .rank = selector.rank(),
+                                  .ids = ids,
+                                  .unary = std::span(unary_).subspan(w.candidates, count),
+                                  .hidden = hidden.subspan(w.row * rank, size_t(w.n_slots) * rank),
+                                  .first = before.subspan((candidates_.size() + i) * rank, rank),
+                                  .predecessors = before.subspan(w.candidates * rank, count * rank),
+                                  .successors = after.subspan(w.candidates * rank, count * rank)},
+                                 choice_.sampling(r.slot), uint32_t(r.text.size()) + uint32_t(r.draft->n));
+    for (int j = 0; j < walked; ++j) {
+      const std::span<const TokenId> of_slot = ids.subspan(size_t(j) * k, k);
+      choice_.append(r.slot, of_slot[size_t(walk_.choice(j))], of_slot, walk_.probabilities(j), *r.draft);
     }
   }
 }
@@ -133,6 +202,7 @@ void DflashDrafter::collect_candidates(std::span<const float> logits) {
   TopSelection best(selection_, kTreeCandidates);
   for (size_t id = 0; id < logits.size(); ++id) best.offer(logits[id], TokenId(id));
   best.finish();
+  for (Candidate& c : selection_) c.score = network_->config().output(c.score);
   std::sort(selection_.begin(), selection_.end(), better);
   double total = 0;
   for (const Candidate& c : selection_) total += std::exp(double(c.score - selection_[0].score));

@@ -1,5 +1,6 @@
 // Drafts by a DFlash block-diffusion network: all tokens of a draft in one pass, from hidden states of the
-// target.
+// target. Each slot's token by itself (DFlash), or by the candidate selector, which sees the token before it
+// (DFlash 2).
 #pragma once
 
 #include <memory>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "model/dflash_network.h"
+#include "speculate/candidate_selector.h"
 #include "speculate/draft_choice.h"
 #include "speculate/drafter.h"
 
@@ -38,6 +40,11 @@ class DflashDrafter final : public Drafter {
   void draft_blocks(std::span<const DraftRequest> requests);
   void collect_candidates(std::span<const float> logits);
   void finish_tree(const DraftRequest& r);
+  // Tokens of rows_[first .. first + n), whose logits are given: of trees, and of chains without a selector;
+  // then of chains with one.
+  void choose_each(size_t first, size_t n, std::span<float> logits);
+  void choose_by_selector(size_t first, size_t n, std::span<const float> logits);
+  int slot_of(size_t i) const;  // of rows_[i] in its draft
 
   std::unique_ptr<DflashNetwork> network_;
   Decoder* target_;
@@ -53,6 +60,17 @@ class DflashDrafter final : public Drafter {
   std::vector<TokenId> candidate_ids_;  // [slots, kTreeCandidates] of the tree being made
   std::vector<float> candidate_log_probs_;
   std::vector<const DraftRequest*> drafting_, owners_;  // of blocks, of rows
+
+  // Rows of one draft that the selector walks along.
+  struct Walk {
+    size_t row = 0, candidates = 0;  // its first among the rows and the candidates of the call
+    int n_slots = 0, k = 0;
+  };
+  SelectorWalk walk_;
+  std::vector<Walk> walks_;
+  std::vector<Candidate> best_;
+  std::vector<TokenId> candidates_, predecessors_;
+  std::vector<float> unary_;
 };
 
 }  // namespace tandem

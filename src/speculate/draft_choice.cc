@@ -5,7 +5,7 @@
 namespace tandem {
 
 DraftChoice::DraftChoice(int n_vocab, int n_slots)
-    : sampler_(n_vocab), nothing_said_({}, {}), sequences_(size_t(n_slots)) {}
+    : n_vocab_(n_vocab), sampler_(n_vocab), nothing_said_({}, {}), sequences_(size_t(n_slots)) {}
 
 void DraftChoice::begin(int slot, const DraftedSequence& sequence) {
   const SamplingParams& wanted = *sequence.sampling;
@@ -31,6 +31,32 @@ bool DraftChoice::append(int slot, std::span<float> logits, uint32_t position, D
     if (!sampler_.distribution(row, q).ok()) return false;
   }
   return draft.push(*token);
+}
+
+size_t DraftChoice::n_choices(int slot) const {
+  const int n_tokens = sequences_[size_t(slot)].n_tokens;
+  return size_t(n_tokens > 0 ? std::min(n_tokens, n_vocab_) : n_vocab_);
+}
+
+void DraftChoice::candidates(int slot, std::span<const float> logits, size_t k,
+                             std::vector<Candidate>& out) const {
+  logits = logits.first(std::min(logits.size(), n_choices(slot)));
+  TopSelection best(out, k);
+  for (size_t i = 0; i < logits.size(); ++i) best.offer(logits[i], TokenId(i));
+  best.finish();
+  std::sort(out.begin(), out.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+}
+
+bool DraftChoice::append(int slot, TokenId token, std::span<const TokenId> ids,
+                         std::span<const float> probabilities, Draft& draft) {
+  if (draft.n == kMaxDraft) return false;
+  if (sequences_[size_t(slot)].wants_q) {
+    const size_t n = n_choices(slot);
+    draft.q.resize(size_t(draft.n) * n);
+    draft.q.resize(size_t(draft.n + 1) * n, 0.0f);
+    for (size_t i = 0; i < ids.size(); ++i) draft.q[size_t(draft.n) * n + size_t(ids[i])] = probabilities[i];
+  }
+  return draft.push(token);
 }
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "sample/candidates.h"
 #include "sample/sampler.h"
 #include "speculate/drafter.h"
 
@@ -21,12 +22,23 @@ class DraftChoice {
   // is full.
   bool append(int slot, std::span<float> logits, uint32_t position, Draft& draft);
 
+  // For drafters with a selector (candidate_selector.h), in its place: the `k` best tokens of `logits` that
+  // may be chosen, by ascending id, with their logits; fewer where there are fewer numbers.
+  void candidates(int slot, std::span<const float> logits, size_t k, std::vector<Candidate>& out) const;
+  // Tokens that candidates() chooses from.
+  size_t n_choices(int slot) const;
+  const SamplingParams& sampling(int slot) const { return sequences_[size_t(slot)].sampling; }
+  // Appends `token`, drawn from probabilities[i] of ids[i], zero elsewhere. False where the draft is full.
+  bool append(int slot, TokenId token, std::span<const TokenId> ids, std::span<const float> probabilities,
+              Draft& draft);
+
  private:
   struct Sequence {
     SamplingParams sampling;
     int n_tokens = 0;
     bool wants_q = false;
   };
+  int n_vocab_;
   Sampler sampler_;
   TokenHistory nothing_said_;
   std::vector<Sequence> sequences_;
