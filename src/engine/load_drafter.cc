@@ -126,7 +126,7 @@ std::vector<std::string> found_drafters(const LoadedModel& model, const DrafterO
   if (!options.folder.empty()) return {"dflash"};
   std::vector<std::string> names;
   if (is_folder(dflash_folder_of(model.name))) names.push_back("dflash");
-  if (model.n_mtp_tensors > 0) {
+  if (model.n_mtp_tensors > 0 && MtpHead::supports(model.config)) {
     const bool cached = model.decoder->weight_bytes(1) < kCachedBytes;
     names.insert(cached ? names.begin() : names.end(), "mtp");
   }

@@ -26,10 +26,12 @@ struct Answers {
 
 // Two sequences, one greedy and one drawn.
 Answers answer(LoadedModel& model, Drafter* drafter) {
+  std::vector<Drafter*> drafters;
+  if (drafter != nullptr) drafters.push_back(drafter);
   const auto engine = value_or_throw(
       Engine::create(*model.decoder, {.max_sequences = 2,
                                       .max_positions = 512,
-                                      .drafters = {drafter},
+                                      .drafters = drafters,
                                       .length = {.kind = LengthOptions::Kind::fixed, .fixed = 3}}));
   for (const int i : {0, 1}) {
     Request request;
