@@ -261,6 +261,12 @@ void Engine::learn_costs(double other_s) {
       n_drafting += a->n_wanted > 0;
       width = std::max(width, a->n_wanted);
     }
+    // The first draft touches memory and code for the first time, the longer step as well: no measure of
+    // later ones.
+    if (n_drafting > 0 && !arm.is_warm) {
+      arm.is_warm = true;
+      continue;
+    }
     CostModel& cost = arm.knowledge.cost;
     cost.add_verify({.rows = int(ids_.size()), .batch = batch, .context = context}, verify_s_);
     if (n_here > 0) cost.add_draft(width, arm.round_draft_s / (n_drafting > 0 ? n_drafting : n_here));

@@ -14,7 +14,8 @@ struct DraftArm {
 
   Drafter* drafter;
   LengthKnowledge knowledge;
-  int n_begun = 0;  // sequences that got it
+  int n_begun = 0;       // sequences that got it
+  bool is_warm = false;  // it has drafted: its times are no longer those of a first time
   // Of those sequences, older ones counting less: what their tokens would have taken plainly, and what they
   // took.
   double plain_s = 0, spent_s = 0;

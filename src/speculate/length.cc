@@ -25,6 +25,8 @@ constexpr double kUnmeasured = 0.9;  // if they promise this share of the best r
 constexpr int kWideEvery = 32;       // rounds between looks behind the length in use
 constexpr double kWideShare = 0.25;  // what such a look may cost, in rounds
 constexpr double kHopeful = 0.8;     // hazard assumed for choosing the length of a try
+constexpr float kFewTries = 5;       // first drafts judged before anything is believed of a drafter
+constexpr double kTryBudget = 0.35;  // what one of those may lose at worst, as a share of the budget
 constexpr int kForgetLuck = 4;       // plain rounds after which the last drafts say nothing of the next
 
 }  // namespace
@@ -119,6 +121,9 @@ int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& 
     usual.expect(plan, std::span(mean).first(used.size()));
     arms.pays = usual.rate(usual.best()) > usual.rate(0);
   }
+  if (knowledge.hazards.tried(0) < kFewTries && knowledge.budget > 0) {
+    if (const int n = first_tries(arms, plan, knowledge); n > 0) return n;
+  }
   if (state_ == State::drafting) {
     if (const int n = while_drafting(arms, plan, knowledge); n > 0 || state_ == State::drafting) return n;
   }
@@ -139,6 +144,20 @@ int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& 
 int LengthControl::choose(int n, const Arms& arms) {
   expected_tokens_ = arms.tokens[size_t(n)] - arms.tokens[0] + 1;
   return n;
+}
+
+// One draft that fails says little, and a long one costs much: the first are short enough that several are
+// affordable. What was not measured is only guessed, so the length at most doubles from one to the next.
+int LengthControl::first_tries(const Arms& arms, const RoundPlan& plan, const LengthKnowledge& knowledge) {
+  int n = 0, most = 2;
+  for (int i = 1; i <= arms.limit; ++i) {
+    const StepShape step{.rows = plan.other_rows + i + 1, .batch = plan.batch, .context = plan.context};
+    if (knowledge.cost.n_measured(step) > 0) most = std::max(most, 2 * i);
+  }
+  for (int i = 1; i <= std::min(arms.limit, most) && arms.loss(i, 0) <= kTryBudget * knowledge.budget; ++i) {
+    if (n == 0 || arms.rate(i) > arms.rate(n)) n = i;
+  }
+  return n == 0 ? 0 : choose(n, arms);
 }
 
 int LengthControl::while_drafting(const Arms& arms, const RoundPlan& plan, const LengthKnowledge& knowledge) {

@@ -39,7 +39,7 @@ struct LengthKnowledge {
 
   CostModel cost;
   HazardCounts hazards;
-  double budget = 4;  // plain rounds that drafting may still lose
+  double budget = 6;  // plain rounds that drafting may still lose
 };
 
 // The step that a sequence is about to join.
@@ -74,6 +74,7 @@ class LengthControl {
   enum class State { drafting, plain };
 
   int next_automatic(const RoundPlan& plan, const LengthKnowledge& knowledge);
+  int first_tries(const Arms& arms, const RoundPlan& plan, const LengthKnowledge& knowledge);
   int while_drafting(const Arms& arms, const RoundPlan& plan, const LengthKnowledge& knowledge);
   int while_plain(const Arms& arms, const LengthKnowledge& knowledge);
   int choose(int n, const Arms& arms);

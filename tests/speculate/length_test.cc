@@ -92,6 +92,24 @@ TEST(LengthAuto, BeatsEveryFixedLengthWhereTheTextChanges) {
   }
 }
 
+// A text whose first draft fails although nearly all others are right, on a machine where a long wrong draft
+// costs several plain steps: the control must have come back within a short answer.
+TEST(LengthAuto, OneFailedDraftDoesNotEndDrafting) {
+  const Machine dear{.draft_cost = DraftCost::block,
+                     .verify = [](int rows) { return 1 + 0.2 * (rows - 1); },
+                     .draft = [](int) { return 0.6; },
+                     .other = 0.01};
+  int n_good = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    LengthKnowledge knowledge(DraftCost::block);
+    LengthControl control({});
+    const DraftTrace text = [i = 0](std::mt19937_64& rng) mutable { return i++ < 5 ? 0 : run_of(0.92, rng); };
+    const Played played = play(control, knowledge, text, dear, {.n_rounds = 60}, seed);
+    n_good += played.tokens / played.seconds * dear.round(0) > 1.2;
+  }
+  EXPECT_GE(n_good, 16);
+}
+
 TEST(LengthAuto, CostsAtMostTwoPercentWhereDraftingDoesNotPay) {
   for (const DraftTrace& trace : {iid(0), iid(0.3), iid(0.5), iid(0.7), iid(0.8), mixture(0.99, 0.3),
                                   regimes(0.95, 0.3, 20), regimes(0.9, 0, 20), regimes(0.9, 0.5, 40)}) {
