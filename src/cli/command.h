@@ -19,6 +19,7 @@ int run_score(Arguments args);
 int run_tokenize(Arguments args);
 int run_inspect(Arguments args);
 int run_quantize(Arguments args);
+int run_draft_vocab(Arguments args);
 int run_doctor(Arguments args);
 int run_bench(Arguments args);
 

@@ -27,6 +27,7 @@ constexpr Command kCommands[] = {
     {"tokenize", "text to token ids and back", run_tokenize},
     {"inspect", "what is in a checkpoint, what it needs, what will run it", run_inspect},
     {"quantize", "a checkpoint folder with fewer bits per weight", run_quantize},
+    {"draft-vocab", "which tokens an MTP head drafts from", run_draft_vocab},
     {"bench", "decode, verify and prefill speed against the machine's limits", run_bench},
     {"doctor", "check this machine and say what is missing", run_doctor},
 };

@@ -120,6 +120,8 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
   options.add("--draft-bits", &draft_bits, "N",
               "Quantise a drafter's dense weights as it is loaded: 8 or 4; 0: as they are [8]",
               {.min = 0, .max = 8});
+  options.add("--draft-vocab", &draft_vocab, "FILE",
+              "Tokens that an MTP head drafts from, made by tandem draft-vocab [all]");
   options.add("--draft-length", &length, "L", "auto, fixed:N or kod [auto]");
   options.add("--tree", &tree_nodes, "N",
               "Verify trees of N drafted tokens, where the drafter makes them; 0: chains [0]",
@@ -147,10 +149,13 @@ Status SpeculationFlags::check() const {
 
 Result<SpeculationFlags::Drafters> SpeculationFlags::load(LoadedModel& model, const DraftLimits& limits,
                                                           bool for_one) const {
-  TD_ASSIGN_OR_RETURN(
-      Drafters loaded,
-      load_drafters(model, {.name = drafter, .folder = folder, .bits = draft_bits, .limits = limits},
-                    for_one));
+  TD_ASSIGN_OR_RETURN(Drafters loaded, load_drafters(model,
+                                                     {.name = drafter,
+                                                      .folder = folder,
+                                                      .bits = draft_bits,
+                                                      .limits = limits,
+                                                      .draft_vocab = draft_vocab},
+                                                     for_one));
   TD_ASSIGN_OR_RETURN(const LengthOptions wanted, parse_length_options(length));
   int most = 0;
   bool trees = false;

@@ -55,7 +55,7 @@ struct SamplingFlags {
 };
 
 struct SpeculationFlags {
-  std::string drafter = "auto", folder, length = "auto", accept = "coupled";
+  std::string drafter = "auto", folder, draft_vocab, length = "auto", accept = "coupled";
   int tree_nodes = 0, draft_bits = 8;
 
   // names: where several drafters may be given; null: `drafter` takes one.

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "format/checkpoint.h"
+#include "format/draft_vocab.h"
 #include "model/checkpoint_source.h"
 #include "model/published_shapes.h"
 #include "model/quantizing_source.h"
@@ -59,22 +60,53 @@ Result<std::unique_ptr<Drafter>> load_dflash(LoadedModel& model, const DrafterOp
   return drafter;
 }
 
+// The rows of the model's head that a draft vocabulary names, as the checkpoint holds them.
+Result<std::shared_ptr<const Weight>> load_draft_head(CheckpointSource& source, const LoadedModel& model,
+                                                      const std::string& path, const DraftVocab& vocab) {
+  const ModelConfig& c = model.config;
+  if (vocab.vocab_size != c.vocab_size) {
+    return Error{
+        fmt::format("{}: vocab_size: expected {}, as {} has, found {}: it was made for another model", path,
+                    c.vocab_size, model.name, vocab.vocab_size)};
+  }
+  TD_ASSIGN_OR_RETURN(const SourceMatrix whole,
+                      source.matrix(c.tied_embeddings ? "embed_tokens" : "lm_head", c.vocab_size, c.d_model));
+  std::vector<RowRun> runs;
+  for (const TokenId id : vocab.ids) {
+    if (!runs.empty() && runs.back().first_row + runs.back().n_rows == id) {
+      ++runs.back().n_rows;
+    } else {
+      runs.push_back({&whole.matrix, id, 1});
+    }
+  }
+  TD_ASSIGN_OR_RETURN(std::unique_ptr<Weight> head,
+                      model.backend->pack({.name = "draft head", .rows = runs}));
+  return std::shared_ptr<const Weight>(std::move(head));
+}
+
 Result<std::unique_ptr<Drafter>> load_mtp(LoadedModel& model, const DrafterOptions& options) {
   if (is_synthetic(model.name)) {
     return Error{model.name +
                  ": a synthetic model has no multi-token-prediction head: use --drafter simulated:P"};
   }
   TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(model.name));
-  TD_ASSIGN_OR_RETURN(const CheckpointSource of_model,
-                      CheckpointSource::create(checkpoint, model.config, nullptr));
+  TD_ASSIGN_OR_RETURN(CheckpointSource of_model, CheckpointSource::create(checkpoint, model.config, nullptr));
   TD_ASSIGN_OR_RETURN(CheckpointSource source, of_model.mtp_head());
   QuantizingSource quantized(source, std::max(2, options.bits), model.backend->threads());
   TD_RETURN_IF_ERROR(quantized.threads_started());
   TensorSource& weights = options.bits == 0 ? static_cast<TensorSource&>(source) : quantized;
-  TD_ASSIGN_OR_RETURN(auto head, MtpHead::load(weights, model.config, *model.decoder, limits_of(model),
-                                               options.mtp.value_or(model.config.mtp)));
-  TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter,
-                      MtpDrafter::create(std::move(head), *model.decoder, options.limits));
+  DraftVocab vocab;
+  std::shared_ptr<const Weight> draft_head;
+  if (!options.draft_vocab.empty()) {
+    TD_ASSIGN_OR_RETURN(vocab, load_draft_vocab(options.draft_vocab));
+    TD_ASSIGN_OR_RETURN(draft_head, load_draft_head(of_model, model, options.draft_vocab, vocab));
+  }
+  TD_ASSIGN_OR_RETURN(auto head,
+                      MtpHead::load(weights, model.config, *model.decoder, limits_of(model),
+                                    options.mtp.value_or(model.config.mtp), std::move(draft_head)));
+  TD_ASSIGN_OR_RETURN(
+      std::unique_ptr<Drafter> drafter,
+      MtpDrafter::create(std::move(head), *model.decoder, options.limits, std::move(vocab.ids)));
   return drafter;
 }
 
@@ -112,6 +144,10 @@ Result<std::unique_ptr<Drafter>> load_one(LoadedModel& model, const DrafterOptio
         fmt::format("--draft {} names a DFlash drafter, --drafter {} is another: leave one of them out",
                     options.folder, name)};
   }
+  if (!options.draft_vocab.empty() && name != "mtp") {
+    return Error{fmt::format("--draft-vocab {} is for an MTP head, the drafter is {}: use --drafter mtp",
+                             options.draft_vocab, name)};
+  }
   if (name == "dflash") return load_dflash(model, options);
   if (name == "mtp") return load_mtp(model, options);
   if (name == "ngram") {
@@ -124,6 +160,7 @@ Result<std::unique_ptr<Drafter>> load_one(LoadedModel& model, const DrafterOptio
 // What there is for a model, the most promising first.
 std::vector<std::string> found_drafters(const LoadedModel& model, const DrafterOptions& options) {
   if (!options.folder.empty()) return {"dflash"};
+  if (!options.draft_vocab.empty()) return {"mtp"};
   std::vector<std::string> names;
   if (is_folder(dflash_folder_of(model.name))) names.push_back("dflash");
   if (model.n_mtp_tensors > 0 && MtpHead::supports(model.config)) {

@@ -20,6 +20,7 @@ struct DrafterOptions {
   std::string folder;  // of a DFlash drafter; empty: `<model>-dflash`
   int bits = 8;        // quantise a drafter's dense weights so, as it is loaded; 0: leave them as they are
   DraftLimits limits;
+  std::string draft_vocab = {};        // of the MTP head, a file (format/draft_vocab.h); empty: all tokens
   std::optional<MtpOptions> mtp = {};  // of the MTP head, in place of what config.json says
 };
 

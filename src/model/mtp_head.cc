@@ -39,13 +39,17 @@ Result<std::vector<float>> input_gains(TensorSource& source, int d) {
 
 Result<std::unique_ptr<MtpHead>> MtpHead::load(TensorSource& source, const ModelConfig& target_config,
                                                Decoder& target, const DecoderLimits& limits,
-                                               const MtpOptions& options) {
+                                               const MtpOptions& options,
+                                               std::shared_ptr<const Weight> draft_head) {
   Backend& backend = target.backend();
   TD_RETURN_IF_ERROR(check_depth(target_config));
-  const ModelConfig config = trunk_config(target_config);
+  ModelConfig config = trunk_config(target_config);
+  if (draft_head) config.vocab_size = draft_head->n();
   std::unique_ptr<MtpHead> head(new MtpHead(target, options));
-  TD_ASSIGN_OR_RETURN(head->trunk_, load_decoder(source, config, backend, limits, {},
-                                                 {.embedding = target.embedding(), .head = target.head()}));
+  TD_ASSIGN_OR_RETURN(head->trunk_,
+                      load_decoder(source, config, backend, limits, {},
+                                   {.embedding = target.embedding(),
+                                    .head = draft_head ? std::move(draft_head) : target.head()}));
   const int d = config.d_model;
   TD_ASSIGN_OR_RETURN(const SourceMatrix fc, source.matrix("fc", d, 2 * d));
   const RowRun run{&fc.matrix, 0, d};

@@ -21,16 +21,19 @@ namespace tandem {
 class MtpHead {
  public:
   // source: the head's tensors (CheckpointSource::mtp_head). `target` must outlive the head; its embedding
-  // and output head are shared. Errors: what the source says; a head of more than one layer; memory.
+  // and output head are shared; draft_head, if given, takes the latter's place, [tokens of a draft
+  // vocabulary, d_model]. Errors: what the source says; a head of more than one layer; memory.
   static Result<std::unique_ptr<MtpHead>> load(TensorSource& source, const ModelConfig& target_config,
                                                Decoder& target, const DecoderLimits& limits,
-                                               const MtpOptions& options);
+                                               const MtpOptions& options,
+                                               std::shared_ptr<const Weight> draft_head = nullptr);
 
   StateShape state_shape() const { return trunk_->state_shape(); }
   int max_positions() const { return trunk_->shape().max_positions; }
   int d_model() const { return trunk_->shape().d_model; }
   const MtpOptions& options() const { return options_; }
 
+  int n_logits() const { return trunk_->shape().n_vocab; }
   int max_rows() const { return trunk_->limits().max_rows; }
   int max_logit_rows() const { return trunk_->limits().max_logit_rows; }
 
@@ -38,7 +41,7 @@ class MtpHead {
   void hidden_of_target(std::span<const int32_t> rows, MutView y);
   // Runs rows of `step`: ids[r] = x_{t+1}, hidden row r = h_t.
   void forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool);
-  // Logits of rows of the last forward, at most max_logit_rows.
+  // Logits of rows of the last forward, at most max_logit_rows: of the whole vocabulary, or of draft_head's.
   std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
   // h for the next rows of the chains: of the rows that `which` names among `rows`, those of the last
   // logits() call.

@@ -8,7 +8,8 @@
 namespace tandem {
 
 Result<std::unique_ptr<MtpDrafter>> MtpDrafter::create(std::unique_ptr<MtpHead> head, Decoder& target,
-                                                       const DraftLimits& limits) {
+                                                       const DraftLimits& limits,
+                                                       std::vector<TokenId> draft_ids) {
   TD_ASSIGN_OR_RETURN(
       StatePool pool,
       StatePool::create(target.backend(), head->state_shape(),
@@ -17,6 +18,11 @@ Result<std::unique_ptr<MtpDrafter>> MtpDrafter::create(std::unique_ptr<MtpHead> 
                          .tape_rows = kMaxDecodeRows}));
   std::unique_ptr<MtpDrafter> drafter(new MtpDrafter(std::move(head), target, std::move(pool), limits));
   TD_RETURN_IF_ERROR(drafter->allocate());
+  const size_t n_logits = draft_ids.empty() ? size_t(target.shape().n_vocab) : draft_ids.size();
+  TD_CHECK(size_t(drafter->head_->n_logits()) == n_logits, "a head of %d logits for %zu tokens",
+           drafter->head_->n_logits(), n_logits);
+  if (!draft_ids.empty()) drafter->wide_.resize(size_t(target.shape().n_vocab));
+  drafter->draft_ids_ = std::move(draft_ids);
   return drafter;
 }
 
@@ -149,6 +155,14 @@ void MtpDrafter::continue_drafts(int done) {
   append_tokens(rows_);
 }
 
+std::span<float> MtpDrafter::over_vocabulary(std::span<float> logits) {
+  if (draft_ids_.empty()) return logits;
+  constexpr float kNever = -1e30f;  // finite also at the lowest temperature
+  std::fill(wide_.begin(), wide_.end(), kNever);
+  for (size_t i = 0; i < draft_ids_.size(); ++i) wide_[size_t(draft_ids_[i])] = logits[i];
+  return wide_;
+}
+
 // Chooses a token for each drafting sequence from its row of the last pass; keeps the states of those that go
 // on.
 void MtpDrafter::append_tokens(std::span<const int32_t> rows) {
@@ -157,13 +171,14 @@ void MtpDrafter::append_tokens(std::span<const int32_t> rows) {
   for (size_t first = 0; first < rows.size(); first += most) {
     const std::span<const int32_t> some = rows.subspan(first, std::min(most, rows.size() - first));
     const std::span<float> logits = head_->logits(some);
-    const size_t n_vocab = logits.size() / some.size();
+    const size_t n_logits = logits.size() / some.size();
     const int kept = int(going_on_.size());
     chain_rows_.clear();
     for (size_t i = 0; i < some.size(); ++i) {
       const DraftRequest& r = *drafting_[first + i];
       const auto position = uint32_t(r.text.size()) + uint32_t(r.draft->n);
-      const bool good = choice_.append(r.slot, logits.subspan(i * n_vocab, n_vocab), position, *r.draft);
+      const bool good =
+          choice_.append(r.slot, over_vocabulary(logits.subspan(i * n_logits, n_logits)), position, *r.draft);
       if (good && r.draft->n < std::min(r.max, kMaxDraft)) {
         going_on_.push_back(&r);
         chain_rows_.push_back(int32_t(i));

@@ -17,9 +17,10 @@ namespace tandem {
 
 class MtpDrafter final : public Drafter {
  public:
-  // Errors: memory.
+  // draft_ids: the token of each of the head's logits, ascending; empty: token i is logit i. Errors: memory.
   static Result<std::unique_ptr<MtpDrafter>> create(std::unique_ptr<MtpHead> head, Decoder& target,
-                                                    const DraftLimits& limits);
+                                                    const DraftLimits& limits,
+                                                    std::vector<TokenId> draft_ids = {});
 
   std::string_view name() const override { return "mtp"; }
   DraftCost cost() const override { return DraftCost::chain; }
@@ -46,12 +47,16 @@ class MtpDrafter final : public Drafter {
   void start_drafts(std::span<const DraftRequest> requests);
   void continue_drafts(int done);
   void append_tokens(std::span<const int32_t> rows);
+  // A row of the head's logits as one of the vocabulary's, where tokens outside are as good as impossible.
+  std::span<float> over_vocabulary(std::span<float> logits);
 
   std::unique_ptr<MtpHead> head_;
   Decoder* target_;
   StatePool pool_;
   DraftChoice choice_;
   std::vector<Sequence> sequences_;
+  std::vector<TokenId> draft_ids_;
+  std::vector<float> wide_;  // [n_vocab], with draft_ids_
   DeviceBuffer memory_;
   MutView waiting_;  // [slots x kMaxWaiting, d_model]
   MutView hidden_;   // [max_rows + kMaxWaiting, d_model], the rows of a pass

@@ -74,6 +74,23 @@ class Same(TestCase):
         prompts.write_text('{"text": 1}\n')
         self.expect_error(tandem(*args), 1, f"{prompts}:1", "prompt")
 
+    def test_a_draft_vocabulary_changes_no_token(self):
+        file, text = self.tmp / "v.json", self.tmp / "sample.py"
+        text.write_text("".join(p.read_text() for p in sorted((ROOT / "tests" / "e2e").glob("*.py"))))
+        make = ("draft-vocab", "--model", DEMO, "--text", text, "--output", file)
+        self.expect_error(tandem(*make, "--size", "700"), 1, "700", "97%")
+        self.expect_error(tandem(*make, "--size", "9000"), 1, "9000", "8192")
+        self.assertFalse(file.exists(), "one that covers too little is not written")
+        report = self.json_of(*make, "--size", "6000", "--json")
+        self.assertGreaterEqual(report["coverage"], 0.97)
+        self.assertEqual(len(json.loads(file.read_text())["ids"]), 6000)
+        plain = self.answer("--drafter", "none")
+        drafted = self.answer("--drafter", "mtp", "--draft-vocab", file, "--draft-length", "fixed:3")
+        self.assertEqual(drafted["tokens"], plain["tokens"])
+        self.assertGreater(drafted["stats"]["speculation"]["accepted"], 10)
+        self.expect_error(tandem("generate", "--model", DEMO, *PROMPT, "--drafter", "dflash", "--draft-vocab", file), 1,
+                          "--draft-vocab", "mtp")
+
     def test_a_simulation_says_so(self):
         model = ("--model", "synth:qwen3.5-0.8b@4,layers=4", "--prompt-tokens", "1,2,3", "--max-tokens", "8")
         answer = self.json_of("generate", *model, "--json", "--drafter", "simulated:0.9", "--draft-length", "fixed:3")

@@ -2,8 +2,11 @@
 // decoding; what does not fit says so before any token.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "engine/load_drafter.h"
+#include "format/draft_vocab.h"
 #include "model/mtp_checkpoint.h"
 
 namespace tandem {
@@ -133,6 +136,66 @@ TEST(MtpHead, EightBitsAreNearlyTheHeadAsItIs) {
   }
   EXPECT_EQ(first[1][0], first[0][0]);
   EXPECT_NE(first[2], first[0]) << "4 bits were asked for and not used";
+}
+
+class MtpDraftVocab : public testing::Test {
+ protected:
+  MtpDraftVocab() {
+    write_mtp_checkpoint({.family = "qwen3_5"}, folder_);
+    model_ = load(folder_, {.name = "cpu", .threads = 2});
+  }
+  Result<std::unique_ptr<Drafter>> drafter(std::vector<TokenId> ids, const char* name = "mtp",
+                                           int vocab_size = 512) {
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    const std::string file =
+        folder_.write("v.json", draft_vocab_text({.vocab_size = vocab_size, .coverage = 1, .ids = ids}));
+    return load_drafter(model_, {.name = name,
+                                 .folder = {},
+                                 .bits = 0,
+                                 .limits = {.max_sequences = 2, .max_positions = 512},
+                                 .draft_vocab = file});
+  }
+  static std::vector<TokenId> every(int step) {
+    std::vector<TokenId> ids;
+    for (TokenId id = 0; id < 512; id += step) ids.push_back(id);
+    return ids;
+  }
+  TempFolder folder_;
+  LoadedModel model_;
+};
+
+TEST_F(MtpDraftVocab, DraftsAreTheBestOfItsTokens) {
+  const std::vector<TokenId> all = drafts_of(model_, *value_or_throw(drafter(every(1))));
+  EXPECT_EQ(
+      all,
+      drafts_of(model_,
+                *value_or_throw(load_drafter(
+                    model_, {.name = "mtp", .folder = {}, .bits = 0, .limits = {.max_positions = 512}}))));
+  // As long as the best tokens are among them, the others do not matter.
+  std::vector<TokenId> some = every(5);
+  some.insert(some.end(), all.begin(), all.end());
+  EXPECT_EQ(drafts_of(model_, *value_or_throw(drafter(some))), all);
+  std::vector<TokenId> without = every(1);
+  std::erase(without, all[0]);
+  const std::vector<TokenId> others = drafts_of(model_, *value_or_throw(drafter(without)));
+  EXPECT_EQ(others.size(), 8u);
+  EXPECT_EQ(std::count(others.begin(), others.end(), all[0]), 0);
+}
+
+TEST_F(MtpDraftVocab, ChangesNoToken) {
+  const auto few = value_or_throw(drafter(every(7)));
+  const Answers drafted = answer(model_, few.get());
+  EXPECT_EQ(drafted.tokens, answer(model_, nullptr).tokens);
+  EXPECT_GT(drafted.drafted, 40);
+}
+
+TEST_F(MtpDraftVocab, OfAnotherModelOrForAnotherDrafterIsRefused) {
+  const auto other_model = drafter({1, 2}, "mtp", 600), lookup = drafter({1, 2}, "ngram");
+  ASSERT_FALSE(other_model.ok());
+  EXPECT_NE(other_model.error().message.find("v.json: vocab_size: expected 512"), std::string::npos);
+  ASSERT_FALSE(lookup.ok());
+  EXPECT_NE(lookup.error().message.find("use --drafter mtp"), std::string::npos);
 }
 
 TEST(MtpHead, TakesTheHiddenStatesThatConfigJsonNames) {
