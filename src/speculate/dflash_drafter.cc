@@ -113,14 +113,22 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
   for (size_t first = 0; first < rows_.size(); first += most) {
     const size_t n = std::min(most, rows_.size() - first);
     const std::span<float> logits = network_->logits(std::span(rows_).subspan(first, n));
-    choose_each(first, n, logits);
-    if (network_->selector() != nullptr) choose_by_selector(first, n, logits);
+    if (network_->selector() == nullptr) {
+      choose_each(first, n, logits);
+    } else {
+      choose_by_selector(first, n, logits);
+      collect_by_selector(first, n, logits);
+    }
   }
 }
 
 int DflashDrafter::slot_of(size_t i) const {
   const DrafterConfig& config = network_->config();
   return rows_[i] % config.block_size - (config.sample_from_anchor ? 0 : 1);
+}
+
+bool DflashDrafter::ends_block(size_t i) const {
+  return i + 1 == owners_.size() || owners_[i + 1] != owners_[i];
 }
 
 void DflashDrafter::choose_each(size_t first, size_t n, std::span<float> logits) {
@@ -132,8 +140,8 @@ void DflashDrafter::choose_each(size_t first, size_t n, std::span<float> logits)
     const std::span<float> row = logits.subspan(i * n_vocab, n_vocab);
     if (r.tree_nodes > 0) {
       collect_candidates(row);
-      if (first + i + 1 == owners_.size() || owners_[first + i + 1] != &r) finish_tree(r);
-    } else if (network_->selector() == nullptr && r.draft->n == slot) {
+      if (ends_block(first + i)) finish_tree(r);
+    } else if (r.draft->n == slot) {
       // (Else an earlier token of this draft could not be chosen.)
       if (config.changes_logits()) {
         for (float& x : row) x = config.output(x);
@@ -204,25 +212,102 @@ void DflashDrafter::collect_candidates(std::span<const float> logits) {
   best.finish();
   for (Candidate& c : selection_) c.score = network_->config().output(c.score);
   std::sort(selection_.begin(), selection_.end(), better);
+  tree_top_k_ = int(kTreeCandidates);
+  tree_lists_ = 1;
+  push_list(selection_.size(), kTreeCandidates);
+}
+
+// selection_, sorted, as log-probabilities among themselves, filled up to top_k with nothing.
+void DflashDrafter::push_list(size_t n, size_t top_k) {
   double total = 0;
-  for (const Candidate& c : selection_) total += std::exp(double(c.score - selection_[0].score));
-  for (size_t i = 0; i < kTreeCandidates; ++i) {
-    const bool there = i < selection_.size();
-    candidate_ids_.push_back(there ? selection_[i].id : 0);
+  for (size_t i = 0; i < n; ++i) total += std::exp(double(selection_[i].score - selection_[0].score));
+  for (size_t i = 0; i < top_k; ++i) {
+    candidate_ids_.push_back(i < n ? selection_[i].id : 0);
     candidate_log_probs_.push_back(
-        there ? float(double(selection_[i].score - selection_[0].score) - std::log(total)) : -INFINITY);
+        i < n ? float(double(selection_[i].score - selection_[0].score) - std::log(total)) : -INFINITY);
+  }
+}
+
+// The same by the selector: a list of each slot for every candidate of the slot before.
+void DflashDrafter::collect_by_selector(size_t first, size_t n, std::span<const float> logits) {
+  DflashSelector& selector = *network_->selector();
+  const size_t n_vocab = logits.size() / n, rank = size_t(selector.rank());
+  tree_rows_.clear();
+  candidates_.clear();
+  predecessors_.clear();
+  unary_.clear();
+  for (size_t i = 0; i < n; ++i) {
+    const DraftRequest& r = *owners_[first + i];
+    if (r.tree_nodes == 0) continue;
+    const size_t k = std::min({kTreeCandidates, size_t(selector.top_k()), choice_.n_choices(r.slot)});
+    choice_.candidates(r.slot, logits.subspan(i * n_vocab, n_vocab), k, best_);
+    if (slot_of(first + i) == 0) slot_before_ = {r.text.back()};
+    tree_rows_.push_back({.row = i,
+                          .candidates = candidates_.size(),
+                          .predecessors = predecessors_.size(),
+                          .k = int(k),
+                          .n_before = int(slot_before_.size())});
+    predecessors_.insert(predecessors_.end(), slot_before_.begin(), slot_before_.end());
+    best_.resize(k, {.score = NAN, .id = 0});  // too few numbers: the tree ends here
+    slot_before_.clear();
+    for (const Candidate& c : best_) {
+      candidates_.push_back(c.id);
+      slot_before_.push_back(c.id);
+      unary_.push_back(network_->config().output(c.score));
+    }
+  }
+  if (tree_rows_.empty()) return;
+  const std::span<const float> hidden = selector.project(network_->hidden());
+  const std::span<const float> before = selector.predecessors(predecessors_);
+  const std::span<const float> after = selector.successors(candidates_);
+  for (const TreeRow& row : tree_rows_) {
+    const auto k = size_t(row.k);
+    const SelectorSlots slot{.n_slots = 1,
+                             .n_candidates = row.k,
+                             .rank = selector.rank(),
+                             .ids = std::span(candidates_).subspan(row.candidates, k),
+                             .unary = std::span(unary_).subspan(row.candidates, k),
+                             .hidden = hidden.subspan(row.row * rank, rank),
+                             .first = {},
+                             .predecessors = {},
+                             .successors = after.subspan(row.candidates * rank, k * rank)};
+    tree_top_k_ = tree_lists_ = row.k;
+    scores_.resize(k);
+    for (size_t list = 0; list < k; ++list) {
+      selection_.clear();
+      if (list < size_t(row.n_before)) {
+        slot.scores(0, before.subspan((row.predecessors + list) * rank, rank), scores_);
+        for (size_t i = 0; i < k; ++i) selection_.push_back({scores_[i], slot.ids[i]});
+      }
+      const bool numbers = std::all_of(selection_.begin(), selection_.end(),
+                                       [](const Candidate& c) { return std::isfinite(c.score); });
+      if (!numbers) selection_.clear();
+      std::sort(selection_.begin(), selection_.end(), better);
+      for (size_t i = 0; i < k; ++i) {
+        const auto at = i < selection_.size()
+                            ? std::find(slot.ids.begin(), slot.ids.end(), selection_[i].id) - slot.ids.begin()
+                            : 0;
+        next_lists_.push_back(uint8_t(at));
+      }
+      push_list(selection_.size(), k);
+    }
+    const size_t i = first + row.row;
+    if (ends_block(i)) finish_tree(*owners_[i]);
   }
 }
 
 void DflashDrafter::finish_tree(const DraftRequest& r) {
-  const SlotCandidates slots{.n_slots = int(candidate_ids_.size() / kTreeCandidates),
-                             .top_k = int(kTreeCandidates),
+  const SlotCandidates slots{.n_slots = int(candidate_ids_.size()) / (tree_top_k_ * tree_lists_),
+                             .top_k = tree_top_k_,
                              .ids = candidate_ids_,
-                             .log_probs = candidate_log_probs_};
+                             .log_probs = candidate_log_probs_,
+                             .n_lists = tree_lists_,
+                             .next_list = next_lists_};
   r.draft->n =
       build_draft_tree(slots, std::min(r.tree_nodes, kMaxDraft), r.draft->tokens, r.draft->parents).n;
   candidate_ids_.clear();
   candidate_log_probs_.clear();
+  next_lists_.clear();
 }
 
 }  // namespace tandem

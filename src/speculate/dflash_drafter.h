@@ -39,11 +39,14 @@ class DflashDrafter final : public Drafter {
                 const DraftLimits& limits);
   void draft_blocks(std::span<const DraftRequest> requests);
   void collect_candidates(std::span<const float> logits);
+  void push_list(size_t n, size_t top_k);
   void finish_tree(const DraftRequest& r);
-  // Tokens of rows_[first .. first + n), whose logits are given: of trees, and of chains without a selector;
-  // then of chains with one.
+  bool ends_block(size_t i) const;  // rows_[i] is the last of its draft
+  // Tokens of rows_[first .. first + n), whose logits are given: without a selector, and with one of chains
+  // and of trees.
   void choose_each(size_t first, size_t n, std::span<float> logits);
   void choose_by_selector(size_t first, size_t n, std::span<const float> logits);
+  void collect_by_selector(size_t first, size_t n, std::span<const float> logits);
   int slot_of(size_t i) const;  // of rows_[i] in its draft
 
   std::unique_ptr<DflashNetwork> network_;
@@ -57,8 +60,11 @@ class DflashDrafter final : public Drafter {
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
   std::vector<Candidate> selection_;
-  std::vector<TokenId> candidate_ids_;  // [slots, kTreeCandidates] of the tree being made
+  int tree_top_k_ = 0, tree_lists_ = 1;  // of the tree being made, see SlotCandidates
+  std::vector<TokenId> candidate_ids_;   // [slots, lists, top_k]
   std::vector<float> candidate_log_probs_;
+  std::vector<uint8_t> next_lists_;
+  std::vector<TokenId> slot_before_;                    // candidates of the slot before, or the anchor
   std::vector<const DraftRequest*> drafting_, owners_;  // of blocks, of rows
 
   // Rows of one draft that the selector walks along.
@@ -67,10 +73,16 @@ class DflashDrafter final : public Drafter {
     int n_slots = 0, k = 0;
   };
   SelectorWalk walk_;
+  // A row of a tree.
+  struct TreeRow {
+    size_t row = 0, candidates = 0, predecessors = 0;  // its first among those of the call
+    int k = 0, n_before = 0;
+  };
   std::vector<Walk> walks_;
+  std::vector<TreeRow> tree_rows_;
   std::vector<Candidate> best_;
   std::vector<TokenId> candidates_, predecessors_;
-  std::vector<float> unary_;
+  std::vector<float> unary_, scores_;
 };
 
 }  // namespace tandem

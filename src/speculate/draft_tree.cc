@@ -14,14 +14,19 @@ struct Prefix {
   double log_prob = 0;
   int depth = 0;    // slot of its last token
   int parent = -1;  // in order of finding
-  int rank = 0;     // of its last token in the slot
+  int list = 0;     // of its slot, that its last token is in
+  int rank = 0;     // of its last token in the list
+
+  size_t entry(const SlotCandidates& slots) const {
+    return (size_t(depth) * size_t(slots.n_lists) + size_t(list)) * size_t(slots.top_k) + size_t(rank);
+  }
 };
 
 // True if `a` comes after `b`.
 bool after(const Prefix& a, const Prefix& b) {
   if (a.log_prob != b.log_prob) return a.log_prob < b.log_prob;
   if (a.depth != b.depth) return a.depth > b.depth;
-  if (a.parent != b.parent) return a.parent > b.parent;
+  if (a.parent != b.parent) return a.parent > b.parent;  // else of one list
   return a.rank > b.rank;
 }
 
@@ -46,10 +51,13 @@ class Frontier {
 
 DraftTreeSize build_draft_tree(const SlotCandidates& slots, int max_nodes, std::span<TokenId> tokens,
                                std::span<int8_t> parents) {
-  const size_t n_candidates = size_t(std::max(slots.n_slots, 0)) * size_t(std::max(slots.top_k, 0));
+  const size_t n_candidates =
+      size_t(std::max(slots.n_slots, 0)) * size_t(slots.n_lists) * size_t(std::max(slots.top_k, 0));
   TD_CHECK(slots.ids.size() == n_candidates && slots.log_probs.size() == n_candidates,
-           "%d slots of %d candidates, but %zu ids and %zu log-probabilities", slots.n_slots, slots.top_k,
-           slots.ids.size(), slots.log_probs.size());
+           "%d slots of %d candidates in %d lists, but %zu ids and %zu log-probabilities", slots.n_slots,
+           slots.top_k, slots.n_lists, slots.ids.size(), slots.log_probs.size());
+  TD_CHECK(slots.n_lists == 1 || (slots.n_lists == slots.top_k && slots.next_list.size() == n_candidates),
+           "%d lists of %d candidates, %zu next lists", slots.n_lists, slots.top_k, slots.next_list.size());
   TD_CHECK(max_nodes >= 1 && max_nodes <= kMaxDraft && tokens.size() >= size_t(max_nodes) &&
                parents.size() >= size_t(max_nodes),
            "a tree of %d nodes into %zu tokens and %zu parents; at most %d", max_nodes, tokens.size(),
@@ -58,7 +66,7 @@ DraftTreeSize build_draft_tree(const SlotCandidates& slots, int max_nodes, std::
   Frontier frontier;
   const auto offer = [&](double before, Prefix prefix) {
     if (prefix.depth >= slots.n_slots || prefix.rank >= slots.top_k) return;
-    const double last = slots.log_probs[size_t(prefix.depth) * size_t(slots.top_k) + size_t(prefix.rank)];
+    const double last = slots.log_probs[prefix.entry(slots)];
     if (!(last >= -1e30)) return;  // impossible, or not a number
     prefix.log_prob = before + std::min(last, 0.0);
     frontier.push(prefix);
@@ -81,8 +89,9 @@ DraftTreeSize build_draft_tree(const SlotCandidates& slots, int max_nodes, std::
     last = node;
     size.expected_accepted += std::exp(p.log_prob);
     const double before = p.parent < 0 ? 0 : found[size_t(p.parent)].log_prob;
-    offer(before, {.depth = p.depth, .parent = p.parent, .rank = p.rank + 1});
-    offer(p.log_prob, {.depth = p.depth + 1, .parent = node, .rank = 0});
+    offer(before, {.depth = p.depth, .parent = p.parent, .list = p.list, .rank = p.rank + 1});
+    const int next_list = slots.n_lists == 1 ? 0 : slots.next_list[p.entry(slots)];
+    offer(p.log_prob, {.depth = p.depth + 1, .parent = node, .list = next_list});
   }
 
   // Depth first.
@@ -91,7 +100,7 @@ DraftTreeSize build_draft_tree(const SlotCandidates& slots, int max_nodes, std::
   while (at >= 0) {
     const Prefix& p = found[size_t(at)];
     place[size_t(at)] = size.n;
-    tokens[size_t(size.n)] = slots.ids[size_t(p.depth) * size_t(slots.top_k) + size_t(p.rank)];
+    tokens[size_t(size.n)] = slots.ids[p.entry(slots)];
     parents[size_t(size.n)] = int8_t(p.parent < 0 ? -1 : place[size_t(p.parent)]);
     ++size.n;
     int next = first_child[size_t(at)];

@@ -13,12 +13,18 @@
 
 namespace tandem {
 
-// The best tokens of every slot of a block, by falling probability.
+// The best tokens of every slot of a block, in lists by falling probability: one list a slot, or, where the
+// probabilities depend on the token before, one for each candidate of the slot before.
 struct SlotCandidates {
-  int n_slots = 0;                   // slot 0 follows the anchor
-  int top_k = 0;                     // candidates per slot
-  std::span<const TokenId> ids;      // [n_slots, top_k], no token twice in a slot
-  std::span<const float> log_probs;  // [n_slots, top_k], <= 0; from -infinity or NaN on a slot has no more
+  int n_slots = 0;               // slot 0 follows the anchor
+  int top_k = 0;                 // candidates per slot
+  std::span<const TokenId> ids;  // [n_slots, n_lists, top_k], no token twice in a list
+  std::span<const float>
+      log_probs;    // [n_slots, n_lists, top_k], <= 0; from -infinity or NaN on a list has no more
+  int n_lists = 1;  // 1, or top_k; slot 0 uses its list 0
+  // n_lists > 1: [n_slots, n_lists, top_k] number of the candidate in its slot, which is the number of the
+  // list that follows it; < n_lists.
+  std::span<const uint8_t> next_list = {};
 };
 
 struct DraftTreeSize {

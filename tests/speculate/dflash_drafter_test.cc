@@ -134,6 +134,58 @@ TEST(DflashDrafter, Dflash2DraftsWhatItsDefinitionSays) {
   }
 }
 
+// The most probable prefixes of a block by the selector's probabilities, each given the token before, in
+// double.
+TEST(DflashDrafter, TreesHoldTheMostProbablePrefixesOfTheSelector) {
+  const TinyDrafter d{.block = 8};
+  for (const int max_logit_rows : {32, 5}) {
+    Drafting run(d, DecoderLimits{.max_rows = 128, .max_logit_rows = max_logit_rows});
+    for (const int n : {5, 40}) run.add(n);
+    const std::vector<Draft> drafts = run.propose(7, 20);
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      const auto hidden = run.hidden(d, i), logits = run.oracle().logits(hidden);
+      using Prefix = std::pair<double, std::vector<TokenId>>;
+      std::vector<Prefix> open{{0.0, {}}}, want;
+      while (want.size() < 20) {
+        const auto best = std::max_element(open.begin(), open.end());
+        const Prefix prefix = *best;
+        open.erase(best);
+        if (!prefix.second.empty()) want.push_back(prefix);
+        if (prefix.second.size() == 7) continue;
+        const size_t slot = prefix.second.size() + 1;
+        const TokenId before = prefix.second.empty() ? run.text(i).back() : prefix.second.back();
+        std::vector<TokenId> ids(64);
+        for (int id = 0; id < 64; ++id) ids[size_t(id)] = id;
+        const std::vector<double>& u = logits[slot];
+        std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) { return u[size_t(a)] > u[size_t(b)]; });
+        ids.resize(16);
+        double total = 0;
+        const auto score = [&](TokenId b) {
+          return run.oracle().score(hidden[slot], u[size_t(b)], before, b);
+        };
+        for (const TokenId b : ids) total += std::exp(score(b));
+        for (const TokenId b : ids) {
+          Prefix longer{prefix.first + score(b) - std::log(total), prefix.second};
+          longer.second.push_back(b);
+          open.push_back(std::move(longer));
+        }
+      }
+      std::vector<std::vector<TokenId>> paths, wanted;
+      for (int node = 0; node < drafts[i].n; ++node) {
+        std::vector<TokenId> path;
+        for (int at = node; at >= 0; at = drafts[i].parents[size_t(at)]) {
+          path.insert(path.begin(), drafts[i].tokens[size_t(at)]);
+        }
+        paths.push_back(path);
+      }
+      for (const Prefix& p : want) wanted.push_back(p.second);
+      std::sort(paths.begin(), paths.end());
+      std::sort(wanted.begin(), wanted.end());
+      EXPECT_EQ(paths, wanted) << "sequence " << i << ", " << max_logit_rows << " rows of logits a call";
+    }
+  }
+}
+
 TEST(DflashDrafter, TokensWithoutTextAreNeverDrafted) {
   const TinyDrafter d{.block = 16};
   for (const int n_tokens : {50, 10, 1}) {

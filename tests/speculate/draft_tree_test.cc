@@ -99,6 +99,75 @@ TEST(DraftTree, HoldsTheMostProbablePrefixes) {
   }
 }
 
+// A block whose probabilities depend on the token before: candidate i of every slot has list i after it.
+struct LinkedBlock {
+  int n_slots = 0, top_k = 0;
+  std::vector<TokenId> ids;  // [n_slots, top_k] of the slots
+  std::vector<TokenId> listed;
+  std::vector<float> log_probs;
+  std::vector<uint8_t> next;
+
+  SlotCandidates view() const {
+    return {.n_slots = n_slots,
+            .top_k = top_k,
+            .ids = listed,
+            .log_probs = log_probs,
+            .n_lists = top_k,
+            .next_list = next};
+  }
+};
+
+LinkedBlock random_linked_block(std::mt19937& rng, int n_slots, int top_k) {
+  LinkedBlock block{.n_slots = n_slots, .top_k = top_k, .ids = {}, .listed = {}, .log_probs = {}, .next = {}};
+  for (int s = 0; s < n_slots; ++s) {
+    for (int i = 0; i < top_k; ++i) block.ids.push_back(100 * s + int(rng() % 3) * 30 + i);
+    for (int list = 0; list < top_k; ++list) {
+      std::vector<std::pair<float, int>> row;
+      for (int i = 0; i < top_k; ++i) {
+        row.push_back({-std::abs(std::normal_distribution<float>(0, 2)(rng)) - 0.1f, i});
+      }
+      std::sort(row.rbegin(), row.rend());
+      for (const auto& [log_prob, i] : row) {
+        block.listed.push_back(block.ids[size_t(s * top_k + i)]);
+        block.log_probs.push_back(log_prob);
+        block.next.push_back(uint8_t(i));
+      }
+    }
+  }
+  return block;
+}
+
+void extend(const LinkedBlock& block, double log_prob, int list, std::vector<TokenId> path, Prefixes& all) {
+  const size_t slot = path.size();
+  if (int(slot) == block.n_slots) return;
+  for (int k = 0; k < block.top_k; ++k) {
+    const size_t at = (slot * size_t(block.top_k) + size_t(list)) * size_t(block.top_k) + size_t(k);
+    std::vector<TokenId> longer = path;
+    longer.push_back(block.listed[at]);
+    all.push_back({log_prob + block.log_probs[at], longer});
+    extend(block, log_prob + block.log_probs[at], block.next[at], longer, all);
+  }
+}
+
+TEST(DraftTree, HoldsTheMostProbablePrefixesWhereATokenDependsOnTheOneBefore) {
+  std::mt19937 rng(11);
+  for (int round = 0; round < 200; ++round) {
+    const LinkedBlock block = random_linked_block(rng, 1 + int(rng() % 4), 2 + int(rng() % 4));
+    const int max_nodes = 1 + int(rng() % kMaxDraft);
+    Prefixes all;
+    extend(block, 0, 0, {}, all);
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    all.resize(std::min(all.size(), size_t(max_nodes)));
+    std::vector<std::vector<TokenId>> want, got;
+    for (const auto& [log_prob, path] : all) want.push_back(path);
+    const Tree tree = build(block.view(), max_nodes);
+    for (size_t i = 0; i < tree.tokens.size(); ++i) got.push_back(tree.path(int(i)));
+    std::sort(want.begin(), want.end());
+    std::sort(got.begin(), got.end());
+    ASSERT_EQ(got, want) << "round " << round;
+  }
+}
+
 // What the recurrence walks: a node's parent is the last node of its depth - 1.
 TEST(DraftTree, IsDepthFirstWithOneStatePerDepth) {
   std::mt19937 rng(2);
