@@ -195,6 +195,42 @@ TEST_P(DflashOnBackend, IdentityConvolutionsLeaveTheFirstDflash) {
   }
 }
 
+// What a drafter reads of its target: the outputs of zero-based layers, in the order asked for. A target that
+// ends with a layer has that layer's output as its last residual.
+TEST_P(DflashOnBackend, TapsAreTheOutputsOfTheirLayers) {
+  const std::vector<int> layers = {2, 0, 3};
+  std::vector<TokenId> ids;
+  for (int i = 0; i < 50; ++i) ids.push_back(i * 7 % 64);
+  ok_or_throw(target_.decoder().tap_layers(layers));
+  const auto rows_of = [](View v) {
+    std::vector<std::vector<float>> rows;
+    for (int r = 0; r < v.rows; ++r) {
+      const float* row = static_cast<const float*>(v.data) + r * v.stride;
+      rows.emplace_back(row, row + v.cols);
+    }
+    return rows;
+  };
+  const auto run = [&](ModelUnderTest& model) {
+    StatePool pool = model.make_pool(1, 64);
+    SequenceState state = value_or_throw(SequenceState::create(pool));
+    model.prefill(pool, state, ids);
+  };
+  run(target_);
+  const auto features = rows_of(target_.decoder().features());
+  ASSERT_EQ(features.size(), ids.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const TempFolder folder;
+    target_tensors_.builder().write(folder, tiny_config({}, "Qwen3ForCausalLM", layers[i] + 1).dump());
+    ModelUnderTest shorter(folder.path(), GetParam());
+    run(shorter);
+    const auto want = rows_of(shorter.decoder().residual());
+    for (size_t r = 0; r < ids.size(); ++r) {
+      const auto first = features[r].begin() + int64_t(i) * 32;
+      ASSERT_EQ(std::vector<float>(first, first + 32), want[r]) << "layer " << layers[i] << ", row " << r;
+    }
+  }
+}
+
 std::string name_of(const testing::TestParamInfo<BackendOptions>& info) {
   return info.param.name == "cpu" ? "cpu_" + info.param.isa : info.param.name;
 }
