@@ -27,7 +27,8 @@ build: setup
 	cmake --build --preset release --target tandem -j $(JOBS)
 
 demo: build
-	build/release/tandem generate --model models/tandem-demo --max-tokens 96 --prompt 'def fibonacci(n):'
+	printf 'class Account:\n    def __init__(self, owner, balance=0):\n' | \
+	  build/release/tandem generate --model models/tandem-demo --max-tokens 150 --echo -
 
 test: setup
 	@cmake --preset release >/dev/null

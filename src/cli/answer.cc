@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "cli/interrupt.h"
 #include "text/detokenizer.h"
 #include "text/stop_matcher.h"
@@ -89,21 +92,28 @@ Result<Answer> run_answer(Engine& engine, const Tokenizer* tokenizer, Request re
   return answer;
 }
 
-std::string figures(const RequestStats& s) {
-  return fmt::format("{} prompt tokens in {:.3f} s ({:.0f}/s), {} tokens generated{}", s.prompt_tokens,
+std::string figures(const Answer& answer, int max_tokens) {
+  const RequestStats& s = answer.stats;
+  const bool context_full = answer.finish == FinishReason::length && s.generated_tokens < max_tokens;
+  return fmt::format("{} prompt tokens in {:.3f} s ({:.0f}/s), {} tokens generated{}{}", s.prompt_tokens,
                      s.prefill_s, s.prefill_s > 0 ? s.prompt_tokens / s.prefill_s : 0.0, s.generated_tokens,
-                     s.generated_tokens > 1 ? fmt::format(" at {:.1f}/s", s.decode_tokens_per_s()) : "");
+                     s.generated_tokens > 1 ? fmt::format(" at {:.1f}/s", s.decode_tokens_per_s()) : "",
+                     context_full ? " until the context was full" : "");
 }
 
 std::string figures(const SpeculationStats& s) {
   if (s.drafter.empty()) return {};
   const double all_s = s.draft_s + s.verify_s + s.other_s;
-  const auto share = [&](double seconds) { return all_s > 0 ? 100 * seconds / all_s : 0.0; };
+  const auto share = [&](double seconds) { return all_s > 0 ? std::lround(100 * seconds / all_s) : 0; };
+  const long verify = share(s.verify_s), draft = std::min(share(s.draft_s), 100 - verify);
+  // A few rounds say nothing, and neither do a few lucky drafts.
+  const bool paid = s.rounds <= 20 || s.tokens_per_round() >= 1.05;
   return fmt::format(
-      "{}{}: {} rounds, {:.2f} tokens each, {} of {} drafts accepted; {:.0f}% of the time verifying, "
-      "{:.0f}% drafting",
+      "{}{}: {} rounds, {:.2f} tokens each, {} of {} drafts accepted{}; {}% of the time verifying, "
+      "{}% drafting, {}% the rest",
       s.drafter, s.simulated ? " (accepted by lot: the text is no model's)" : "", s.rounds,
-      s.tokens_per_round(), s.accepted, s.drafted, share(s.verify_s), share(s.draft_s));
+      s.tokens_per_round(), s.accepted, s.drafted, paid ? "" : ": drafting did not pay for this text", verify,
+      draft, all_s > 0 ? 100 - verify - draft : 0);
 }
 
 }  // namespace tandem

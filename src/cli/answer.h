@@ -29,9 +29,10 @@ Result<Answer> run_answer(Engine& engine, const Tokenizer* tokenizer, Request re
                           const std::function<bool(std::string_view)>& piece);
 
 // "7 prompt tokens in 0.012 s (583/s), 96 tokens generated at 812.3/s"
-std::string figures(const RequestStats& stats);
-// "dflash: 24 rounds, 3.96 tokens each, 71 of 120 drafts accepted; 61% verifying, 30% drafting". Empty
-// without a drafter.
+// Says so where the answer ended before max_tokens because the context was full.
+std::string figures(const Answer& answer, int max_tokens);
+// "dflash: 24 rounds, 3.96 tokens each, 71 of 120 drafts accepted; 61% of the time verifying, 30% drafting,
+// 9% the rest". Says so where drafting did not pay. Empty without a drafter.
 std::string figures(const SpeculationStats& stats);
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -98,10 +99,19 @@ class Lines {
   size_t n_searched_ = 0;  // bytes of the buffer known to hold no end of a line
 };
 
+constexpr const char* kSpaces = " \t\r";
+
 // Without the white space at its end: commands, and lines of files from Windows.
 std::string_view trimmed(std::string_view line) {
-  const size_t end = line.find_last_not_of(" \t\r");
+  const size_t end = line.find_last_not_of(kSpaces);
   return line.substr(0, end == line.npos ? 0 : end + 1);
+}
+
+// A first word of a slash and letters: "/help", not "/etc/hosts".
+bool is_command(std::string_view line) {
+  const std::string_view word = line.substr(0, line.find_first_of(kSpaces));
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  return word.size() > 1 && word[0] == '/' && std::all_of(word.begin() + 1, word.end(), is_letter);
 }
 
 class Chat {
@@ -132,6 +142,13 @@ class Chat {
         if (trimmed(line) == "/exit") return kDone;
         if (trimmed(line) == "/clear") {
           conversation_.clear();
+        } else if (is_command(trimmed(line))) {
+          fail(kCommand,
+               fmt::format("{} is no command: /clear forgets the conversation, /exit ends it; begin "
+                           "with a space what the model is to read",
+                           line.substr(0, line.find_first_of(kSpaces))));
+          // As below.
+          if (!terminal_) return kFailed;
         } else if (!trimmed(line).empty()) {
           if (const Status status = answer(line); !status.ok()) {
             conversation_.drop_last();
@@ -170,7 +187,11 @@ class Chat {
     conversation_.add_assistant(*answer.text);
     out_.write("\n");
     TD_RETURN_IF_ERROR(out_.flush());
-    if (terminal_) say(fmt::format("[{}]\n", figures(answer.stats)));
+    if (terminal_) {
+      say(fmt::format("[{}]\n", figures(answer, flags_.sampling.max_tokens)));
+      const std::string line = figures(answer.stats.speculation);
+      if (!line.empty()) say("[" + line + "]\n");
+    }
     return {};
   }
 

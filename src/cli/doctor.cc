@@ -110,10 +110,10 @@ std::vector<Check> check_bandwidth() {
   for (const int threads : counts) {
     const auto test = bench::BandwidthTest::create(threads);
     if (!test.ok()) return {{"bandwidth", Verdict::advice, "not measured", test.error().message}};
-    checks.push_back(
-        {"bandwidth", Verdict::good,
-         fmt::format("{:.1f} GB/s read, {:.1f} GB/s copied with {} thread{}", (*test)->read_gb_per_s(3),
-                     (*test)->copy_gb_per_s(2), threads, threads == 1 ? "" : "s")});
+    checks.push_back({"bandwidth", Verdict::good,
+                      fmt::format("{:.1f} GB/s read, {:.1f} GB/s copied (read + written) with {} thread{}",
+                                  (*test)->read_gb_per_s(3), (*test)->copy_gb_per_s(2), threads,
+                                  threads == 1 ? "" : "s")});
   }
   return checks;
 }

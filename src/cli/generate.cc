@@ -30,7 +30,7 @@ struct Flags {
   std::optional<std::vector<int>> prompt_tokens;
   std::optional<int> logprobs;
   std::optional<bool> thinking;
-  bool chat = false, json = false;
+  bool chat = false, echo = false, json = false;
 };
 
 std::optional<int> parse(Flags& flags, Arguments args) {
@@ -51,6 +51,7 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   flags.sampling.add_to(options);
   flags.speculation.add_to(options);
   options.section("Output");
+  options.flag("--echo", flags.echo, "Print the prompt before its continuation");
   options.flag("--json", flags.json, "Print one JSON object at the end instead of text");
   options.add("--logprobs", &flags.logprobs, "K",
               "With --json: log-probability of every token, and those of the K best", {.min = 0});
@@ -69,6 +70,10 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   }
   if (!flags.chat && (flags.system || flags.thinking)) {
     return misuse(kCommand, "--system, --think and --no-think need --chat");
+  }
+  if (flags.echo && (flags.chat || flags.json || flags.prompt_tokens)) {
+    return misuse(kCommand,
+                  "--echo is for text that is continued: not with --chat, --json or --prompt-tokens");
   }
   if (flags.logprobs && !flags.json) return misuse(kCommand, "--logprobs needs --json");
   for (const Status& status : {flags.model.check(), flags.sampling.check(), flags.speculation.check()}) {
@@ -188,6 +193,7 @@ int run_generate(Arguments args) {
   if (!prompt.ok()) return fail(kCommand, "the prompt: " + prompt.error().message);
   watch_interrupt();
   Output out;
+  if (flags.echo) out.write(text);
   const Result<Answer> answer = generate(flags, *model, *std::move(prompt), out);
   if (!answer.ok()) {
     (void)out.flush();  // what was said before the failure
@@ -206,8 +212,8 @@ int run_generate(Arguments args) {
   }
   const bool in_prompt = cut && answer->tokens.empty();  // then there is nothing to count yet
   if (!flags.json && code != kFailed && !in_prompt) {
-    say(fmt::format("[{}; loaded in {:.2f} s; {}]\n", figures(answer->stats), model->load_s,
-                    model->backend->description()));
+    say(fmt::format("[{}; loaded in {:.2f} s; {}]\n", figures(*answer, flags.sampling.max_tokens),
+                    model->load_s, model->backend->description()));
     if (const std::string line = figures(answer->stats.speculation); !line.empty()) say("[" + line + "]\n");
   }
   return code;

@@ -106,11 +106,10 @@ Status SamplingFlags::check() const {
 }
 
 void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names) {
-  options.section("Speculation (a drafter changes the speed, never the tokens)");
+  options.section("Speculation (changes no token, except with simulated:P and --accept other than coupled)");
   const std::string help =
       "auto, dflash, mtp, ngram, simulated:P or none; auto: the fastest of DIR-dflash beside the model, its "
-      "own "
-      "MTP head and lookup [auto]";
+      "own MTP head and lookup [auto]";
   if (names != nullptr) {
     options.add("--drafter", names, "NAME", "May be repeated: " + help);
   } else {

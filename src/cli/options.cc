@@ -93,6 +93,25 @@ struct Store {
   }
 };
 
+constexpr size_t kHelpColumns = 100, kNameColumns = 34;
+
+// Broken at spaces into lines of at most `columns`; a longer word stands alone.
+std::string wrapped(const std::string& text, size_t columns) {
+  std::string out;
+  size_t width = 0;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find(' ', start), text.size());
+    const bool breaks = width > 0 && width + 1 + end - start > columns;
+    if (start > 0) out += breaks ? '\n' : ' ';
+    width = (breaks || start == 0 ? 0 : width + 1) + end - start;
+    out.append(text, start, end - start);
+    start = end + 1;
+  }
+  return out;
+}
+
+std::string wrapped_help(const std::string& text) { return wrapped(text, kHelpColumns - kNameColumns); }
+
 std::string indented(const std::string& lines) {
   std::string out = "Examples:\n";
   size_t start = 0;
@@ -137,10 +156,11 @@ struct Options::Parser {
 };
 
 Options::Options(std::string command, const std::string& about, const std::string& examples)
-    : command_(std::move(command)), parser_(new Parser{CLI::App(about, "tandem " + command_)}) {
+    : command_(std::move(command)),
+      parser_(new Parser{CLI::App(wrapped(about, kHelpColumns), "tandem " + command_)}) {
   CLI::App& app = parser_->app;
   app.set_help_flag("-h,--help", "Show this and end");
-  app.get_formatter()->column_width(34);
+  app.get_formatter()->column_width(kNameColumns);
   app.get_formatter()->label("REQUIRED", "(required)");
   if (!examples.empty()) app.footer(indented(examples));
 }
@@ -162,7 +182,7 @@ void Options::add(const std::string& names, OptionTarget target, const std::stri
         std::visit(Store{shown, found, rule}, target);
         return true;
       },
-      help);
+      wrapped_help(help));
   option->type_name(value_name)->group(section_)->required(rule.required);
   if (repeated) {
     option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(false);
@@ -172,13 +192,13 @@ void Options::add(const std::string& names, OptionTarget target, const std::stri
 }
 
 void Options::flag(const std::string& name, bool& on, const std::string& help) {
-  parser_->app.add_flag(name, on, help)->group(section_);
+  parser_->app.add_flag(name, on, wrapped_help(help))->group(section_);
 }
 
 void Options::toggle(const std::string& name, std::optional<bool>& value, const std::string& help) {
   CLI::App& app = parser_->app;
   CLI::Option* on = app.add_flag_function(
-      name, [&value](int64_t) { value = true; }, help);
+      name, [&value](int64_t) { value = true; }, wrapped_help(help));
   CLI::Option* off = app.add_flag_function(
       "--no-" + name.substr(2), [&value](int64_t) { value = false; }, "The opposite");
   on->group(section_);

@@ -1,10 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 
 #include "base/check.h"
@@ -108,8 +111,19 @@ std::string now_utc() {
   return text;
 }
 
+// Makes the ledger's folder where there is none.
 Status append_to_ledger(const std::string& path, const std::vector<Json>& rows) {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (!folder.empty() && !std::filesystem::create_directories(folder, error) && error) {
+    return Error{fmt::format("--ledger {}: the folder {} could not be made: {}", path, folder.string(),
+                             error.message())};
+  }
+  const auto failed = [&] {
+    return Error{fmt::format("--ledger {}: could not be written: {}", path, std::strerror(errno))};
+  };
   std::ofstream file(path, std::ios::app);
+  if (!file) return failed();
   const std::string time = now_utc(), device = cpu_model();
   for (Json row : rows) {
     row["device"] = device;
@@ -117,7 +131,7 @@ Status append_to_ledger(const std::string& path, const std::vector<Json>& rows) 
     file << json_line(row);
   }
   file.close();
-  if (!file) return Error{fmt::format("--ledger {}: could not be written", path)};
+  if (!file) return failed();
   return {};
 }
 

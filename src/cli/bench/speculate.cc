@@ -18,9 +18,8 @@ constexpr const char* kCommand = "bench speculate";
 
 constexpr const char* kExamples =
     "tandem bench speculate --model models/tandem-demo --prompts bench/prompts/code.jsonl\n"
-    "tandem bench speculate --model models/tandem-demo --drafter dflash --drafter mtp --draft-length fixed:3 "
-    "--json\n"
-    "tandem bench speculate --model synth:qwen3.5-0.8b@8 --drafter simulated:0.85 --draft-length fixed:7";
+    "tandem bench speculate --model models/tandem-demo --drafter dflash --drafter mtp --json\n"
+    "tandem bench speculate --model synth:qwen3.5-0.8b@8 --drafter simulated:0.8 --draft-length fixed:7";
 
 struct Flags {
   BenchFlags common;
