@@ -7,6 +7,7 @@
 
 #include "base/mapped_file.h"
 #include "cli/command.h"
+#include "cli/inspect_drafter.h"
 #include "cli/inspect_mtp.h"
 #include "cli/interrupt.h"
 #include "cli/json.h"
@@ -15,6 +16,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "format/checkpoint.h"
+#include "format/drafter_config.h"
 #include "format/generation_config.h"
 #include "model/checkpoint_source.h"
 #include "model/load.h"
@@ -168,13 +170,11 @@ std::string penalties_text(const SamplingParams& p) {
 // What was found, as text and as JSON, up to the first thing that is wrong.
 class Report {
  public:
-  Report(const Flags& flags) : flags_(flags) {
-    json_["model"] = flags.model.model;
-    text_ = flags.model.model + "\n";
-  }
+  Report(const Flags& flags) : flags_(flags) { json_["model"] = flags.model.model; }
 
   Status inspect() {
     ModelConfig config;
+    if (!is_synthetic(flags_.model.model) && is_drafter_folder(flags_.model.model)) return inspect_drafter();
     if (is_synthetic(flags_.model.model)) {
       TD_ASSIGN_OR_RETURN(config, parse_synthetic(flags_.model.model));
       add_config(config);
@@ -185,7 +185,12 @@ class Report {
       TD_RETURN_IF_ERROR(add_files());
       TD_ASSIGN_OR_RETURN(config, load_model_config(flags_.model.model));
       add_config(config);
-      TD_RETURN_IF_ERROR(add_tensors(config));
+      TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags_.model.model));
+      const CheckpointExtras extras = checkpoint_extras(checkpoint);
+      add_tensors(checkpoint, extras, config);
+      const DrafterFacts drafters = drafters_of_model(flags_.model.model, config, extras);
+      json_["drafters"] = drafters.json;
+      text_ += drafters.text;
       TD_RETURN_IF_ERROR(add_text_files());
     }
     TD_RETURN_IF_ERROR(add_memory(config));
@@ -196,7 +201,11 @@ class Report {
   int print(const Status& status) {
     Output out;
     if (!status.ok()) json_["error"] = status.error().message;
-    out.write(flags_.json ? json_line(json_) : terminal_safe(text_));
+    if (flags_.json) {
+      out.write(json_line(json_));
+    } else if (!text_.empty()) {
+      out.write(terminal_safe(flags_.model.model + "\n" + text_));
+    }
     const int code = out.finish(kCommand, kDone);
     if (code != kDone || status.ok()) return code;
     fail(kCommand, status.error().message);
@@ -204,6 +213,23 @@ class Report {
   }
 
  private:
+  Status inspect_drafter() {
+    const std::string& folder = flags_.model.model;
+    TD_RETURN_IF_ERROR(add_files());
+    TD_ASSIGN_OR_RETURN(const DrafterConfig config, load_drafter_config(folder));
+    const DrafterFacts facts = drafter_facts(folder, config);
+    json_["drafter"] = facts.json;
+    text_ += facts.text;
+    add_config(config.network);
+    TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
+    add_tensors(checkpoint, {}, config.network);
+    if (flags_.probe_mtp) return Error{folder + ": a DFlash drafter, which has no MTP head to probe"};
+    if (!flags_.check) return {};
+    std::vector<std::string> damaged;
+    const Status status = check_drafter(flags_.model, [&](const std::string& w) { damaged.push_back(w); });
+    return add_check(status, damaged, damaged, "");
+  }
+
   Status add_files() {
     const std::string& folder = flags_.model.model;
     std::error_code error;
@@ -231,21 +257,16 @@ class Report {
     text_ += fmt::format("parameters     {}\n", count_text(double(n)));
   }
 
-  Status add_tensors(const ModelConfig& config) {
-    TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags_.model.model));
-    const CheckpointExtras extras = checkpoint_extras(checkpoint);
+  void add_tensors(const Checkpoint& checkpoint, const CheckpointExtras& extras, const ModelConfig& config) {
     const auto n = int(checkpoint.tensors().size());
     json_["tensors"] = {{"text", n - extras.n_mtp - extras.n_vision},
                         {"mtp", extras.n_mtp},
                         {"vision", extras.n_vision},
                         {"bytes", checkpoint.total_bytes()}};
     text_ += fmt::format("tensors        {}, {}\n", n, size_text(double(checkpoint.total_bytes())));
-    if (extras.n_mtp > 0) {
-      text_ += fmt::format("  of an MTP head {} (--drafter mtp)\n", extras.n_mtp);
-    }
+    if (extras.n_mtp > 0) text_ += fmt::format("  of an MTP head {}\n", extras.n_mtp);
     if (extras.n_vision > 0) text_ += fmt::format("  of a vision tower {} (skipped)\n", extras.n_vision);
     add_parameters(parameters_of(checkpoint, config));
-    return {};
   }
 
   Status add_text_files() {
@@ -319,16 +340,23 @@ class Report {
       return std::find(damaged.begin(), damaged.end(), w) != damaged.end();
     });
     warnings.insert(warnings.begin(), damaged.begin(), damaged.end());
+    return add_check(model.ok() ? Status{} : model.error(), damaged, warnings,
+                     model.ok() ? fmt::format("; loaded in {:.2f} s", model->load_s) : "");
+  }
+
+  // The end of a check. loaded: whether tensors are there and fit; damaged: a sentence for each that does but
+  // holds no numbers, which `warnings` say too.
+  Status add_check(const Status& loaded, const std::vector<std::string>& damaged,
+                   const std::vector<std::string>& warnings, const std::string& more) {
     json_["warnings"] = warnings;
     for (const std::string& w : warnings) text_ += "warning        " + w + "\n";
-    if (!model.ok()) return model.error();
+    TD_RETURN_IF_ERROR(loaded);
     if (!damaged.empty()) {
       return Error{
           fmt::format("{}{}", damaged.front(),
                       damaged.size() > 1 ? fmt::format(" (and {} more tensors)", damaged.size() - 1) : "")};
     }
-    text_ +=
-        fmt::format("check          every tensor was read and is sound; loaded in {:.2f} s\n", model->load_s);
+    text_ += "check          every tensor was read and is sound" + more + "\n";
     return {};
   }
 

@@ -161,4 +161,32 @@ Result<DrafterConfig> load_drafter_config(const std::string& folder) {
   return parse_drafter_config(file.bytes(), path);
 }
 
+bool is_drafter_folder(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  const Result<JsonDocument> document = JsonDocument::load(path);
+  if (!document.ok()) return false;
+  const Result<JsonFields> root = JsonFields::of_root(*document, path);
+  return root.ok() && root->has("dflash_config");
+}
+
+Status check_target(const DrafterConfig& drafter, const TargetShape& target) {
+  const ModelConfig& d = drafter.network;
+  const auto mismatch = [&](const char* field, int found, int want) {
+    return Error{fmt::format("{}: {}: {} in the drafter, {} in the target {}: they do not belong together",
+                             d.file, field, found, want, target.name)};
+  };
+  if (d.d_model != target.d_model) return mismatch("hidden_size", d.d_model, target.d_model);
+  if (d.vocab_size != target.n_vocab) return mismatch("vocab_size", d.vocab_size, target.n_vocab);
+  if (drafter.n_target_layers != 0 && drafter.n_target_layers != target.n_layers) {
+    return mismatch("num_target_layers", drafter.n_target_layers, target.n_layers);
+  }
+  for (const int layer : drafter.target_layers) {
+    if (layer >= target.n_layers) {
+      return Error{fmt::format("{}: dflash_config.target_layer_ids: layer {} is read, the target {} has {}",
+                               d.file, layer, target.name, target.n_layers)};
+    }
+  }
+  return {};
+}
+
 }  // namespace tandem

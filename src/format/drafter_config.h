@@ -52,4 +52,15 @@ struct DrafterConfig {
 Result<DrafterConfig> parse_drafter_config(std::span<const std::byte> text, const std::string& path);
 Result<DrafterConfig> load_drafter_config(const std::string& folder);
 
+// Whether the config.json of a folder has a dflash_config, whatever else may be wrong with it.
+bool is_drafter_folder(const std::string& folder);
+
+// What a drafter must have in common with its target.
+struct TargetShape {
+  std::string name;  // in errors
+  int n_layers = 0, d_model = 0, n_vocab = 0;
+};
+// Errors: the first field of the drafter that does not fit, and both values.
+Status check_target(const DrafterConfig& drafter, const TargetShape& target);
+
 }  // namespace tandem

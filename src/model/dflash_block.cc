@@ -15,6 +15,21 @@ Result<std::unique_ptr<DflashBlock>> DflashBlock::load(TensorSource& source, con
   return block;
 }
 
+Status DflashBlock::check(TensorSource& source, const DrafterConfig& config) {
+  const int d = config.network.d_model, taps = config.v2->conv_taps;
+  for (int i = 0; i < config.network.n_layers; ++i) {
+    for (const char* name : {"attention_conv", "mlp_conv"}) {
+      const std::string conv = fmt::format("layers.{}.{}", i, name);
+      TD_ASSIGN_OR_RETURN(const SourceMatrix m, source.matrix(conv + ".kernel_projection",
+                                                              2 * taps * (d / config.v2->conv_group), d));
+      source.done_with(m.matrix);
+      const auto base = source.vector(conv + ".base_kernel", 2 * taps * d);
+      if (!base.ok()) return base.error();
+    }
+  }
+  return {};
+}
+
 Status DflashBlock::load_weights(TensorSource& source, const DrafterConfig& config) {
   Backend& backend = trunk_->backend();
   const int n_layers = config.network.n_layers, d = config.network.d_model;

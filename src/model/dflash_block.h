@@ -23,6 +23,8 @@ class DflashBlock final : public LayerPass {
   // `trunk` holds the layers' other weights and must outlive the block. Errors: what the source says; memory.
   static Result<std::unique_ptr<DflashBlock>> load(TensorSource& source, const DrafterConfig& config,
                                                    const Decoder& trunk);
+  // Looks for every tensor that load() would take. Errors: as load().
+  static Status check(TensorSource& source, const DrafterConfig& config);
 
   void run(const Step& step, MutView residual, View angles, const StatePool& pool) override;
 

@@ -11,7 +11,13 @@ namespace tandem {
 Result<std::unique_ptr<DflashNetwork>> DflashNetwork::load(TensorSource& source, const DrafterConfig& config,
                                                            Decoder& target, const DecoderLimits& limits) {
   std::unique_ptr<DflashNetwork> network(new DflashNetwork(target, config));
-  TD_RETURN_IF_ERROR(network->check_target());
+  const DecoderShape& t = target.shape();
+  TD_RETURN_IF_ERROR(check_target(
+      config, {.name = t.model, .n_layers = t.n_layers, .d_model = t.d_model, .n_vocab = t.n_vocab}));
+  if (config.block_size > kMaxDecodeRows) {
+    return Error{fmt::format("{}: block_size: a block of {} rows, a step of this engine has at most {}",
+                             config.network.file, config.block_size, kMaxDecodeRows)};
+  }
   TD_ASSIGN_OR_RETURN(network->trunk_,
                       load_decoder(source, config.network, target.backend(), limits, {},
                                    {.embedding = target.embedding(), .head = target.head()}));
@@ -29,27 +35,20 @@ Result<std::unique_ptr<DflashNetwork>> DflashNetwork::load(TensorSource& source,
   return network;
 }
 
-Status DflashNetwork::check_target() const {
-  const DecoderShape& t = target_->shape();
-  const ModelConfig& d = config_.network;
-  const auto mismatch = [&](const char* field, int found, int want) {
-    return Error{fmt::format("{}: {}: {} in the drafter, {} in the target {}: they do not belong together",
-                             d.file, field, found, want, t.model)};
+Status DflashNetwork::check(TensorSource& source, const DrafterConfig& config) {
+  const ModelConfig& c = config.network;
+  const int d = c.d_model;
+  TD_RETURN_IF_ERROR(check_tensors(source, c, TensorParts::without_embedding_and_head));
+  const auto matrix = [&](const std::string& name, int n, int k) -> Status {
+    TD_ASSIGN_OR_RETURN(const SourceMatrix m, source.matrix(name, n, k));
+    source.done_with(m.matrix);
+    return {};
   };
-  if (d.d_model != t.d_model) return mismatch("hidden_size", d.d_model, t.d_model);
-  if (d.vocab_size != t.n_vocab) return mismatch("vocab_size", d.vocab_size, t.n_vocab);
-  if (config_.n_target_layers != 0 && config_.n_target_layers != t.n_layers) {
-    return mismatch("num_target_layers", config_.n_target_layers, t.n_layers);
-  }
-  if (config_.block_size > kMaxDecodeRows) {
-    return Error{fmt::format("{}: block_size: a block of {} rows, a step of this engine has at most {}",
-                             d.file, config_.block_size, kMaxDecodeRows)};
-  }
-  for (const int layer : config_.target_layers) {
-    if (layer >= t.n_layers) {
-      return Error{fmt::format("{}: dflash_config.target_layer_ids: layer {} is read, the target {} has {}",
-                               d.file, layer, t.model, t.n_layers)};
-    }
+  TD_RETURN_IF_ERROR(matrix("fc", d, int(config.target_layers.size()) * d));
+  if (const auto gain = source.vector("hidden_norm.weight", d); !gain.ok()) return gain.error();
+  if (config.v2) {
+    TD_RETURN_IF_ERROR(DflashBlock::check(source, config));
+    TD_RETURN_IF_ERROR(DflashSelector::check(source, config));
   }
   return {};
 }

@@ -30,6 +30,8 @@ class DflashNetwork {
   // what the source says; memory.
   static Result<std::unique_ptr<DflashNetwork>> load(TensorSource& source, const DrafterConfig& config,
                                                      Decoder& target, const DecoderLimits& limits);
+  // Looks for every tensor that load() would take, with its shape and dtype. Errors: as load().
+  static Status check(TensorSource& source, const DrafterConfig& config);
 
   const DrafterConfig& config() const { return config_; }
   StateShape state_shape() const { return trunk_->state_shape(); }
@@ -52,7 +54,6 @@ class DflashNetwork {
 
  private:
   DflashNetwork(Decoder& target, const DrafterConfig& config) : target_(&target), config_(config) {}
-  Status check_target() const;
   Status load_context(TensorSource& source, const DecoderLimits& limits);
 
   Decoder* target_;

@@ -1,5 +1,7 @@
 #include "model/dflash_selector.h"
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace tandem {
@@ -36,6 +38,19 @@ Result<std::unique_ptr<DflashSelector>> DflashSelector::load(TensorSource& sourc
   const Weight* weights[] = {s->projection_.get()};
   TD_RETURN_IF_ERROR(backend.reserve({.max_rows = max_rows, .weights = weights}));
   return s;
+}
+
+Status DflashSelector::check(TensorSource& source, const DrafterConfig& config) {
+  const int n_vocab = config.network.vocab_size, rank = config.v2->selector_rank;
+  for (const char* name : {"predecessor_codebook", "successor_codebook"}) {
+    TD_ASSIGN_OR_RETURN(const SourceMatrix table,
+                        source.table(fmt::format("candidate_selector.{}", name), n_vocab, rank));
+    source.done_with(table.matrix);
+  }
+  TD_ASSIGN_OR_RETURN(const SourceMatrix projection,
+                      source.matrix("candidate_selector.hidden_projection", rank, config.network.d_model));
+  source.done_with(projection.matrix);
+  return {};
 }
 
 std::span<const float> DflashSelector::on_host(Rows& rows, int n) {

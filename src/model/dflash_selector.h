@@ -18,6 +18,8 @@ class DflashSelector {
   // max_rows: slots of one call. The backend must outlive the selector. Errors: what the source says; memory.
   static Result<std::unique_ptr<DflashSelector>> load(TensorSource& source, const DrafterConfig& config,
                                                       Backend& backend, int max_rows);
+  // Looks for every tensor that load() would take. Errors: as load().
+  static Status check(TensorSource& source, const DrafterConfig& config);
 
   int rank() const { return rank_; }
   int top_k() const { return top_k_; }

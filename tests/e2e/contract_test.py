@@ -56,6 +56,12 @@ class Generate(TestCase):
         self.assertEqual(run.code, 0, run)
         self.assertEqual(run.out, self.json_of(*common, "--json")["text"] + "\n")
         self.assertRegex(run.err, r"prompt tokens in .* tokens generated at .*loaded in .* s; cpu/")
+        self.assertNotIn("context was full", run.err)
+        self.assertEqual(tandem(*common, "--echo").out, "import os\n" + run.out)
+
+    def test_an_answer_that_fills_the_context_says_so(self):
+        run = tandem("generate", "--model", DEMO, "--prompt", "x", "--context", "20", "--max-tokens", "50", "--ignore-eos")
+        self.assertIn("until the context was full", run.err)
 
     def test_a_seed_fixes_a_drawn_answer(self):
         def drawn(seed):
@@ -267,7 +273,7 @@ class Bench(TestCase):
         self.assertGreater(row["read_gb_per_s"], 0)
 
     def test_a_ledger_grows_by_a_line_per_row(self):
-        ledger = self.tmp / "verify.jsonl"
+        ledger = self.tmp / "made" / "on demand" / "verify.jsonl"
         for n in (1, 2):
             self.rows("verify", set(), "--model", TINY, "--rows", "1", "--threads", "1", "--ledger", ledger)
             lines = ledger.read_text().splitlines()
@@ -293,6 +299,11 @@ class Others(TestCase):
         run = tandem("inspect", "--model", TINY)
         self.assertEqual(run.code, 0, run)
         self.assertIn("no", run.out)
+
+    def test_inspect_says_nothing_of_what_is_not_there(self):
+        run = tandem("inspect", "--model", "/nope")
+        self.expect_error(run, 1, "/nope")
+        self.assertEqual(run.out, "")
 
     def test_inspect_tells_what_a_published_shape_needs(self):
         report = self.json_of("inspect", "--model", "synth:qwen3.5-0.8b", "--json")
@@ -323,6 +334,13 @@ class Others(TestCase):
         alone = tandem("chat", "--model", DEMO, "--max-tokens", "6", stdin=b"write function add\n")
         self.assertTrue(run.out.startswith(alone.out), "the end of the input ends it too")
 
+    def test_a_slash_word_that_is_no_command_is_not_for_the_model(self):
+        run = tandem("chat", "--model", DEMO, "--max-tokens", "6", stdin=b"/help me\nwrite function add\n")
+        self.expect_error(run, 1, "/help", "/clear", "/exit")
+        self.assertEqual(run.out, "")
+        for text in (b"/etc/hosts\n", b" /help\n"):
+            self.assertEqual(tandem("chat", "--model", DEMO, "--max-tokens", "6", stdin=text).code, 0, text)
+
     def test_clear_forgets_a_conversation(self):
         common = ("chat", "--model", DEMO, "--max-tokens", "12")
         once = tandem(*common, stdin=b"write function add\n").out
@@ -349,11 +367,14 @@ class Others(TestCase):
             run = tandem(command, "--help")
             self.assertEqual(run.code, 0, run)
             self.assertIn("Examples:", run.out)
+            self.assertLessEqual(max(map(len, run.out.splitlines())), 100)
             self.assertIn(f"tandem {command}", run.out)
             self.assertEqual(tandem("help", command).out, run.out)
             self.assertIn(f"  {command} ", tandem("--help").out)
-        for bench in ("decode", "verify", "prefill", "bandwidth"):
-            self.assertIn("Examples:", tandem("bench", bench, "--help").out)
+        for bench in ("decode", "verify", "prefill", "bandwidth", "speculate"):
+            run = tandem("bench", bench, "--help")
+            self.assertIn("Examples:", run.out)
+            self.assertLessEqual(max(map(len, run.out.splitlines())), 100)
 
 
 class Usage(TestCase):
@@ -387,6 +408,8 @@ class Usage(TestCase):
             (("generate", *model, *prompt, "--system", "x"), "--system"),
             (("generate", *model, *prompt, "--logprobs", "2"), "--logprobs"),
             (("generate", *model, "--prompt", "x", "--chat", "--think", "--no-think"), "--no-think"),
+            (("generate", *model, *prompt, "--echo"), "--echo"),
+            (("generate", *model, "--prompt", "x", "--echo", "--json"), "--echo"),
             (("inspect", *model, "--prompts", "x"), "--probe-mtp"),
             (("score", *model), "--prompt"),
             (("score", *model, *prompt, "--top", "-1"), "--top"),
@@ -440,8 +463,10 @@ class OutputLoss(TestCase):
         self.assertIn(b"standard output", err)
 
     def test_a_ledger_that_cannot_be_written_is_told(self):
-        run = tandem("bench", "verify", "--model", TINY, "--rows", "1", "--rounds", "1", "--ledger", self.tmp / "no" / "x.jsonl")
-        self.expect_error(run, 1, "--ledger")
+        (self.tmp / "file").write_text("")
+        for ledger, reason in ((self.tmp, "Is a directory"), (self.tmp / "file" / "x", "directory")):
+            run = tandem("bench", "verify", "--model", TINY, "--rows", "1", "--rounds", "1", "--ledger", ledger)
+            self.expect_error(run, 1, f"--ledger {ledger}", reason)
 
 
 def children_of(parent):

@@ -1,5 +1,6 @@
 """Speculation from the command line: the same tokens whatever drafts, figures that add up, errors before any token."""
 import json
+import re
 import shutil
 import unittest
 
@@ -91,6 +92,15 @@ class Same(TestCase):
         self.expect_error(tandem("generate", "--model", DEMO, *PROMPT, "--drafter", "dflash", "--draft-vocab", file), 1,
                           "--draft-vocab", "mtp")
 
+    def test_the_line_says_when_drafting_did_not_pay(self):
+        prompt = ("generate", "--model", DEMO, "--prompt", "def f(x):", "--max-tokens", "40", "--ignore-eos", "--drafter")
+        self.assertNotIn("did not pay", tandem(*prompt, "mtp", "--draft-length", "fixed:3").err)
+        # Nothing is drawn twice at this temperature, so lookup finds nothing.
+        run = tandem(*prompt, "ngram", "--temperature", "1000", "--top-p", "1", "--top-k", "0", "--seed", "1")
+        self.assertRegex(run.err, "did not pay for this text")
+        shares = [int(x) for x in re.findall(r"(\d+)% (?:of the time verifying|drafting|the rest)", run.err)]
+        self.assertEqual((len(shares), sum(shares)), (3, 100))
+
     def test_a_simulation_says_so(self):
         model = ("--model", "synth:qwen3.5-0.8b@4,layers=4", "--prompt-tokens", "1,2,3", "--max-tokens", "8")
         answer = self.json_of("generate", *model, "--json", "--drafter", "simulated:0.9", "--draft-length", "fixed:3")
@@ -110,6 +120,28 @@ class Same(TestCase):
         for text, word in (("", "no prompts"), ("{", ":1:"), ('{"prompt": 3}', '"prompt"'), ("[1]", "object")):
             prompts.write_text(text)
             self.expect_error(tandem("bench", "speculate", "--model", DEMO, "--prompts", prompts), 1, "two.jsonl", word)
+
+
+class Inspect(TestCase):
+    def test_inspect_knows_a_drafter_from_a_model(self):
+        report = self.json_of("inspect", "--model", DFLASH, "--check", "--json")
+        self.assertEqual(report["drafter"]["target"], str(DEMO))
+        self.assertEqual(report["drafter"]["target_layers"], [1, 5, 9])
+        self.assertNotIn("memory", report)
+        run = tandem("inspect", "--model", DFLASH, "--check")
+        self.assertIn("DFlash drafter", run.out)
+        self.assertIn("every tensor was read", run.out)
+        self.assertNotIn("runs on", run.out)
+        shutil.copytree(DFLASH, self.tmp / "model-dflash")  # beside a model that it does not fit
+        self.copy(TINY)
+        self.assertIn("hidden_size", tandem("inspect", "--model", self.tmp / "model-dflash").out)
+        (drafter,) = self.json_of("inspect", "--model", self.tmp / "model", "--json")["drafters"]
+        self.assertFalse(drafter["usable"])
+
+    def test_inspect_names_the_drafters_of_a_model(self):
+        drafters = self.json_of("inspect", "--model", DEMO, "--json")["drafters"]
+        self.assertEqual([(d["name"], d["usable"]) for d in drafters], [("mtp", True), ("dflash", True)])
+        self.assertIn("--drafter mtp", tandem("inspect", "--model", DEMO).out)
 
 
 class Refused(TestCase):
@@ -134,6 +166,15 @@ class Refused(TestCase):
                 target[key] = value
         (folder / "config.json").write_text(json.dumps(config))
         return folder
+
+    def test_inspect_names_the_tensor_that_a_drafter_lacks(self):
+        folder = self.drafter()
+        header, data = read_safetensors(folder / "model.safetensors")
+        del header["layers.1.mlp.up_proj.weight"]
+        write_safetensors(folder / "model.safetensors", header, data)
+        run = tandem("inspect", "--model", folder, "--check")
+        self.expect_error(run, 1, "layers.1.mlp.up_proj.weight")
+        self.assertIn("DFlash drafter", run.out)
 
     def test_names_and_lengths(self):
         self.refuse("--drafter", "eagle", code=2, words=("--drafter", "eagle", "dflash"))

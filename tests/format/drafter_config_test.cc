@@ -220,6 +220,30 @@ TEST(DrafterConfig, ATargetsConfigIsNoDrafters) {
   EXPECT_NE(error_of(other).find("'DSparkDraftModel' is not supported"), std::string::npos);
 }
 
+TEST(DrafterConfig, AFolderIsADraftersIfItsConfigHasADflashConfig) {
+  const TempFolder folder;
+  EXPECT_FALSE(is_drafter_folder(folder.path()));
+  folder.write("config.json", kQwen3Text);
+  EXPECT_FALSE(is_drafter_folder(folder.path()));
+  Json broken = v1();
+  broken["architectures"] = {"DSparkDraftModel"};
+  folder.write("config.json", broken.dump());
+  EXPECT_TRUE(is_drafter_folder(folder.path()));
+}
+
+TEST(DrafterConfig, AnotherTargetIsToldByTheFirstFieldThatDiffers) {
+  const DrafterConfig drafter = must_parse(v1());
+  const TargetShape target{.name = "t", .n_layers = 36, .d_model = 4096, .n_vocab = 151936};
+  EXPECT_TRUE(check_target(drafter, target).ok());
+  const auto says = [&](TargetShape other, const std::string& what) {
+    const Status status = check_target(drafter, other);
+    EXPECT_NE((status.ok() ? "fits" : status.error().message).find(what), std::string::npos);
+  };
+  says({.name = "t", .n_layers = 36, .d_model = 2560, .n_vocab = 151936}, "hidden_size: 4096");
+  says({.name = "t", .n_layers = 36, .d_model = 4096, .n_vocab = 151937}, "vocab_size: 151936");
+  says({.name = "t", .n_layers = 35, .d_model = 4096, .n_vocab = 151936}, "num_target_layers: 36");
+}
+
 // cap tanh(multiplier logit / cap), as the drafter of a model with capped logits was trained.
 TEST(DrafterConfig, LogitsAreScaledThenCapped) {
   Json json = v2();

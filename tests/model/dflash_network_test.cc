@@ -275,6 +275,13 @@ class DflashFolder : public testing::Test {
     const TempFolder folder;
     tensors.builder().write(folder, config.dump());
     const auto network = load_tiny_drafter(folder.path(), target_->decoder());
+    // What loads has every tensor, and what lacks one does not load.
+    const Status tensors_there = check_tiny_drafter(folder.path());
+    if (network.ok()) {
+      EXPECT_TRUE(tensors_there.ok()) << tensors_there.error().message;
+    } else if (network.error().message.find("tensor") != std::string::npos) {
+      EXPECT_EQ(tensors_there.ok() ? "" : tensors_there.error().message, network.error().message);
+    }
     return network.ok() ? "no error, block of " + std::to_string(d.block) : network.error().message;
   }
   std::string error_of(const TinyDrafter& d) {

@@ -188,6 +188,14 @@ inline Result<std::unique_ptr<DflashNetwork>> load_tiny_drafter(const std::strin
   return DflashNetwork::load(source, config, target, limits);
 }
 
+inline Status check_tiny_drafter(const std::string& folder) {
+  TD_ASSIGN_OR_RETURN(const DrafterConfig config, load_drafter_config(folder));
+  TD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
+  TD_ASSIGN_OR_RETURN(CheckpointSource source,
+                      CheckpointSource::create_drafter(checkpoint, config.network, nullptr));
+  return DflashNetwork::check(source, config);
+}
+
 // The network in double. Only the rotary angles are rounded to fp32, as the models are trained.
 class DflashOracle {
  public:
