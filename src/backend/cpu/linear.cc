@@ -84,13 +84,22 @@ void call(const ByRows<Steps>& kernels, int n_tiles, int n_rows, const Steps& ar
   (n_tiles == 1 ? kernels.one : kernels.two)[n_rows - 1](args);
 }
 
+// Whether 4-bit codes are taken apart in registers: where no second block of rows wants them unpacked.
+bool takes_nibbles(const Job& job, int n_rows) {
+  const LinearFormat& format = job.w.shape.format;
+  return format.bits == 4 && format.group >= kStep && n_rows <= kMaxBlockRows &&
+         job.kernels.affine4.one[0] != nullptr;
+}
+
 // acc[tiles][rows][32] += slice `slice`.
 void affine_slice(const Job& job, const Tiles& tiles, int slice, const PassRows& rows, float* acc) {
   const LinearShape& shape = job.w.shape;
   const LinearFormat& format = shape.format;
   const AffineLayout layout(format, shape.k);
   const int n_steps = (shape.slice_k() + kStep - 1) / kStep;
-  const auto& kernels = format.group < kStep ? job.kernels.affine_half : job.kernels.affine;
+  const auto& kernels = takes_nibbles(job, rows.n) ? job.kernels.affine4
+                        : format.group < kStep     ? job.kernels.affine_half
+                                                   : job.kernels.affine;
   // One block of rows takes the slice in one go. Several share chunks of it: the first one reads the stream
   // (and unpacks what is not bytes), the others find it in the cache.
   const int chunk = rows.n <= kMaxBlockRows ? n_steps : kChunkSteps;
@@ -219,7 +228,8 @@ void run_tiles(const Job& job, int matrix, const Tiles& tiles, const PassRows& r
 // tiles each.
 void run_tile_range(const Job& job, int matrix, int64_t first, int64_t last, PassRows& rows) {
   // (Narrow codes are bound by their unpacking before a second stream helps.)
-  const bool pairs = rows.n <= kMaxPairRows && (job.w.shape.format.bits == 0 || job.w.shape.format.bits == 8);
+  const int bits = job.w.shape.format.bits;
+  const bool pairs = rows.n <= kMaxPairRows && (bits == 0 || bits == 8 || takes_nibbles(job, rows.n));
   const int64_t n_pairs = pairs ? (last - first) / 2 : 0;
   if (n_pairs > 0 && rows.ahead != 0) rows.ahead = kAheadBytesOfPair;
   for (int64_t i = 0; i < (last - first) - n_pairs; ++i) {

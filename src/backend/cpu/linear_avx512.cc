@@ -33,8 +33,12 @@ void unpack_step(const std::byte* packed, int bits, int64_t ahead, uint8_t* code
 // Bound     few rows: memory (2,176 bytes per 8-bit step and tile); many: the dot products, 32 kRows per step
 // at two a
 //           cycle
-template <int kRows, int kTiles, int kGroups>
+//
+// kForm: 1 or 2 weight groups per step; 4: one group of 4-bit codes, which are taken apart in registers.
+template <int kRows, int kTiles, int kForm>
 void affine_steps(const AffineSteps& a) {
+  constexpr bool kNibbles = kForm == 4;
+  constexpr int kGroups = kForm == 2 ? 2 : 1;
   constexpr int kGroupQuads = kQuads / kGroups;
   const ActivationGroup* x[kRows];
   for (int r = 0; r < kRows; ++r) x[r] = a.x[r];
@@ -49,7 +53,7 @@ void affine_steps(const AffineSteps& a) {
     for (int i = 0; i < kTiles; ++i) {
       step[i] = a.codes[i] + code_offset + in_block * a.code_step;
       codes[i] = reinterpret_cast<const uint8_t*>(step[i]);
-      if (a.bits != 8) {
+      if (!kNibbles && a.bits != 8) {
         uint8_t* unpacked = a.unpacked == nullptr ? here[i] : a.unpacked + t * kStepCodes;
         unpack_step(step[i], a.bits, ahead, unpacked);
         codes[i] = unpacked;
@@ -71,11 +75,23 @@ void affine_steps(const AffineSteps& a) {
         __m512i w[kTiles][kVectors];
 #pragma GCC unroll 2
         for (int i = 0; i < kTiles; ++i) {
-          w[i][0] = _mm512_loadu_si512(codes[i] + j * kQuadBytes);
-          w[i][1] = _mm512_loadu_si512(codes[i] + j * kQuadBytes + 64);
-          if (ahead != 0 && a.bits == 8) {
-            ask(step[i] + ahead + j * kQuadBytes);
-            ask(step[i] + ahead + j * kQuadBytes + 64);
+          if constexpr (kNibbles) {  // an even quad lies in the low halves of a row, the next one in the high
+                                     // ones
+            const __m512i mask = _mm512_set1_epi8(0x0f);
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+              const uint8_t* at = codes[i] + j / 2 * kQuadBytes + v * 64;
+              const __m512i both = _mm512_loadu_si512(at);
+              w[i][v] = _mm512_and_si512(j % 2 == 0 ? both : _mm512_srli_epi32(both, 4), mask);
+              if (ahead != 0 && j % 2 == 0) ask(reinterpret_cast<const std::byte*>(at) + ahead);
+            }
+          } else {
+            w[i][0] = _mm512_loadu_si512(codes[i] + j * kQuadBytes);
+            w[i][1] = _mm512_loadu_si512(codes[i] + j * kQuadBytes + 64);
+            if (ahead != 0 && a.bits == 8) {
+              ask(step[i] + ahead + j * kQuadBytes);
+              ask(step[i] + ahead + j * kQuadBytes + 64);
+            }
           }
         }
 #pragma GCC unroll 8
@@ -282,6 +298,7 @@ void round_row(const float* x, int k, uint16_t* out) {
 const LinearKernels kAvx512Linear = {
     .affine = TD_ROWS(avx512::affine_steps, 1),
     .affine_half = TD_ROWS(avx512::affine_steps, 2),
+    .affine4 = TD_ROWS(avx512::affine_steps, 4),
     .dense_bf16 = TD_ROWS(avx512::dense_steps, avx512::Bf16Columns),
     .dense_f16 = TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f16>),
     .dense_f32 = TD_ROWS(avx512::dense_steps, avx512::PlainColumns<DType::f32>),

@@ -53,8 +53,9 @@ struct ByRows {
 };
 
 struct LinearKernels {
-  ByRows<AffineSteps> affine;       // one weight group per step
-  ByRows<AffineSteps> affine_half;  // two: groups of 32
+  ByRows<AffineSteps> affine;        // one weight group per step
+  ByRows<AffineSteps> affine_half;   // two: groups of 32
+  ByRows<AffineSteps> affine4 = {};  // one, 4-bit codes unpacked in registers, `unpacked` null; may be absent
   ByRows<DenseSteps<uint16_t>> dense_bf16;
   ByRows<DenseSteps<float>> dense_f16, dense_f32;
 
