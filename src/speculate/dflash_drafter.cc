@@ -24,11 +24,14 @@ Result<std::unique_ptr<DflashDrafter>> DflashDrafter::create(std::unique_ptr<Dfl
                                          .tape_rows = kMaxDecodeRows}));
   std::unique_ptr<DflashDrafter> drafter(
       new DflashDrafter(std::move(network), target, std::move(pool), limits));
-  const int rows = target.limits().max_rows, cols = target.features_all_cols();
+  const int rows = std::max(target.limits().max_rows, kMaxWaiting), cols = target.features_all_cols();
+  const int n_waiting = limits.max_sequences * kMaxWaiting;
+  const size_t row_bytes = size_t(cols) * sizeof(float);
   TD_ASSIGN_OR_RETURN(
-      drafter->gathered_memory_,
-      target.backend().allocate(size_t(rows) * size_t(cols) * sizeof(float), "states for the drafter"));
-  drafter->gathered_ = drafter->gathered_memory_.view(DType::f32, rows, cols);
+      drafter->features_memory_,
+      target.backend().allocate(size_t(n_waiting + rows) * row_bytes, "states for the drafter"));
+  drafter->waiting_ = drafter->features_memory_.view(DType::f32, n_waiting, cols);
+  drafter->gathered_ = drafter->features_memory_.view(DType::f32, rows, cols, size_t(n_waiting) * row_bytes);
   return drafter;
 }
 
@@ -38,37 +41,70 @@ DflashDrafter::DflashDrafter(std::unique_ptr<DflashNetwork> network, Decoder& ta
       target_(&target),
       pool_(std::move(pool)),
       choice_(target.shape().n_vocab, limits.max_sequences),
-      states_(size_t(limits.max_sequences)) {}
+      sequences_(size_t(limits.max_sequences)) {}
 
 int DflashDrafter::max_draft() const { return std::min(kMaxDraft, network_->config().n_drafts()); }
 
 Status DflashDrafter::begin(int slot, const DraftedSequence& sequence) {
   TD_ASSIGN_OR_RETURN(SequenceState state, SequenceState::create(pool_));
-  states_[size_t(slot)] = std::move(state);
+  sequences_[size_t(slot)].state = std::move(state);
+  sequences_[size_t(slot)].n_waiting = 0;
   choice_.begin(slot, sequence);
   return {};
 }
 
 void DflashDrafter::observe(std::span<const Observation> steps) {
-  rows_.clear();
-  seqs_.clear();
+  Backend& backend = target_->backend();
   for (const Observation& o : steps) {
-    SequenceState& state = *states_[size_t(o.slot)];
-    TD_CHECK(state.length() == o.start, "slot %d: positions from %d on, the drafter has %d", o.slot, o.start,
-             state.length());
-    if (o.rows.empty()) continue;
-    const Status room = state.begin_prefill(int(o.rows.size()));
-    TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
-    seqs_.push_back(state.rows(int(rows_.size())));
-    rows_.insert(rows_.end(), o.rows.begin(), o.rows.end());
+    Sequence& s = sequences_[size_t(o.slot)];
+    TD_CHECK(s.state->length() + s.n_waiting == o.start,
+             "slot %d: positions from %d on, the drafter has %d + %d", o.slot, o.start, s.state->length(),
+             s.n_waiting);
+    const int n = int(o.rows.size());
+    if (n == 0) continue;
+    if (s.n_waiting + n > kMaxWaiting) feed(std::span(&o.slot, 1));
+    if (n <= kMaxWaiting) {
+      backend.copy_rows(target_->features(), o.rows, waiting(o.slot, s.n_waiting, n));
+      s.n_waiting += n;
+    } else {  // a prompt
+      backend.copy_rows(target_->features(), o.rows, gathered_.row_range(0, n));
+      feed_rows(o.slot, gathered_.row_range(0, n));
+    }
   }
-  if (rows_.empty()) return;
-  const int n = int(rows_.size());
-  const MutView features = gathered_.row_range(0, n);
-  target_->backend().copy_rows(target_->features(), rows_, features);
-  network_->ingest({.path = Path::prefill, .n_rows = n, .seqs = seqs_}, features, pool_);
-  for (const Observation& o : steps) {
-    if (!o.rows.empty()) states_[size_t(o.slot)]->end_prefill();
+}
+
+void DflashDrafter::feed_rows(int slot, View features) {
+  SequenceState& state = *sequences_[size_t(slot)].state;
+  const Status room = state.begin_prefill(features.rows);
+  TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
+  const SeqStep seq = state.rows(0);
+  network_->ingest({.path = Path::prefill, .n_rows = features.rows, .seqs = {&seq, 1}}, features, pool_);
+  state.end_prefill();
+}
+
+// Feeds what waits in these slots, as many of them in a pass as there are rows for.
+void DflashDrafter::feed(std::span<const int> slots) {
+  for (size_t first = 0, end = 0; first < slots.size(); first = end) {
+    rows_.clear();
+    seqs_.clear();
+    for (end = first; end < slots.size(); ++end) {
+      Sequence& s = sequences_[size_t(slots[end])];
+      if (int(rows_.size()) + s.n_waiting > gathered_.rows) break;
+      if (s.n_waiting == 0) continue;
+      const Status room = s.state->begin_prefill(s.n_waiting);
+      TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
+      seqs_.push_back(s.state->rows(int(rows_.size())));
+      for (int i = 0; i < s.n_waiting; ++i) rows_.push_back(slots[end] * kMaxWaiting + i);
+    }
+    if (rows_.empty()) continue;
+    const int n = int(rows_.size());
+    target_->backend().copy_rows(waiting_, rows_, gathered_.row_range(0, n));
+    network_->ingest({.path = Path::prefill, .n_rows = n, .seqs = seqs_}, gathered_.row_range(0, n), pool_);
+    for (size_t i = first; i < end; ++i) {
+      Sequence& s = sequences_[size_t(slots[i])];
+      if (s.n_waiting > 0) s.state->end_prefill();
+      s.n_waiting = 0;
+    }
   }
 }
 
@@ -81,11 +117,14 @@ void DflashDrafter::propose(std::span<const DraftRequest> requests) {
 
 void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
   const DrafterConfig& config = network_->config();
+  slots_.clear();
+  for (const DraftRequest& r : requests) slots_.push_back(r.slot);
+  feed(slots_);
   seqs_.clear();
   ids_.clear();
   drafting_.clear();
   for (const DraftRequest& r : requests) {
-    SequenceState& state = *states_[size_t(r.slot)];
+    SequenceState& state = *sequences_[size_t(r.slot)].state;
     TD_CHECK(state.length() + 1 == int(r.text.size()), "slot %d: %zu tokens, %d observed", r.slot,
              r.text.size(), state.length());
     // Beyond the positions it was made for the drafter has nothing to say.
@@ -103,7 +142,7 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
   owners_.clear();
   for (size_t i = 0; i < drafting_.size(); ++i) {
     const DraftRequest& r = *drafting_[i];
-    states_[size_t(r.slot)]->commit(0);  // a block's keys are not context
+    sequences_[size_t(r.slot)].state->commit(0);  // a block's keys are not context
     for (int j = 0; j < std::min(r.max, max_draft()); ++j) {
       rows_.push_back(int32_t(i) * config.block_size + first_slot + j);
       owners_.push_back(&r);

@@ -30,13 +30,25 @@ class DflashDrafter final : public Drafter {
   int max_draft() const override;
   bool makes_trees() const override { return true; }
   Status begin(int slot, const DraftedSequence& sequence) override;
-  void end(int slot) override { states_[size_t(slot)].reset(); }
+  void end(int slot) override { sequences_[size_t(slot)].state.reset(); }
   void observe(std::span<const Observation> steps) override;
   void propose(std::span<const DraftRequest> requests) override;
 
  private:
   DflashDrafter(std::unique_ptr<DflashNetwork> network, Decoder& target, StatePool pool,
                 const DraftLimits& limits);
+  // Target states are fed to the network when a draft wants them, many at a time: a round without a draft
+  // then costs a copy.
+  static constexpr int kMaxWaiting = 64;
+  struct Sequence {
+    std::optional<SequenceState> state;  // the network's cache
+    int n_waiting = 0;                   // rows of the positions behind it
+  };
+  MutView waiting(int slot, int first, int n) const {
+    return waiting_.row_range(slot * kMaxWaiting + first, n);
+  }
+  void feed(std::span<const int> slots);
+  void feed_rows(int slot, View features);
   void draft_blocks(std::span<const DraftRequest> requests);
   void collect_candidates(std::span<const float> logits);
   void push_list(size_t n, size_t top_k);
@@ -53,9 +65,11 @@ class DflashDrafter final : public Drafter {
   Decoder* target_;
   StatePool pool_;
   DraftChoice choice_;
-  std::vector<std::optional<SequenceState>> states_;
-  DeviceBuffer gathered_memory_;
+  std::vector<Sequence> sequences_;
+  DeviceBuffer features_memory_;
+  MutView waiting_;   // [slots x kMaxWaiting, features]
   MutView gathered_;  // [max_rows, features]
+  std::vector<int> slots_;
   std::vector<int32_t> rows_;
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
