@@ -109,9 +109,10 @@ std::string figures(const SpeculationStats& s) {
   // A few rounds say nothing, and neither do a few lucky drafts.
   const bool paid = s.rounds <= 20 || s.tokens_per_round() >= 1.05;
   return fmt::format(
-      "{}{}: {} rounds, {:.2f} tokens each, {} of {} drafts accepted{}; {}% of the time verifying, "
+      "{}{}: {}{} rounds, {:.2f} tokens each, {} of {} drafts accepted{}; {}% of the time verifying, "
       "{}% drafting, {}% the rest",
-      s.drafter, s.simulated ? " (accepted by lot: the text is no model's)" : "", s.rounds,
+      s.drafter, s.simulated ? " (accepted by lot: the text is no model's)" : "",
+      s.speed_up() > 0 && paid ? fmt::format("about {:.2f}x plain decoding, ", s.speed_up()) : "", s.rounds,
       s.tokens_per_round(), s.accepted, s.drafted, paid ? "" : ": drafting did not pay for this text", verify,
       draft, all_s > 0 ? 100 - verify - draft : 0);
 }

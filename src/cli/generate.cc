@@ -118,6 +118,7 @@ Json to_json(const SpeculationStats& s) {
            {"accepted", s.accepted},
            {"tokens_per_round", s.tokens_per_round()},
            {"acceptance_by_position", by_position},
+           {"speed_up", s.speed_up()},
            {"draft_s", s.draft_s},
            {"verify_s", s.verify_s},
            {"other_s", s.other_s}};

@@ -293,11 +293,13 @@ void Engine::learn(double round_s) {
     stats.other_s += other_s;
     if (a->arm == nullptr) continue;
     const CostModel& cost = a->arm->knowledge.cost;
-    if (arms_.size() > 1 && cost.ready(int(stepping_.size()))) {
+    if (cost.ready(int(stepping_.size()))) {
       const int batch = int(stepping_.size());
       const double plain_s =
           cost.verify({.rows = batch, .batch = batch, .context = a->plan.context}) + cost.plain_other();
       a->arm->add_round(n_tokens * plain_s, round_s);
+      stats.plain_s += n_tokens * plain_s;
+      stats.compared_s += round_s;
     }
     if (options_.tree_nodes > 0) continue;
     a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},

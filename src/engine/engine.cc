@@ -192,6 +192,7 @@ void Engine::drop_done() {
   for (const auto& a : active_) {
     if (!a->done) continue;
     if (a->arm != nullptr) a->arm->drafter->end(a->state.slot());
+    if (a->arm != nullptr) total_speculation_.add(a->stats.speculation);
     finished_.emplace_back(a->number, a->stats);
   }
   if (finished_.size() > kFinishedKept) finished_.erase(finished_.begin(), finished_.end() - kFinishedKept);

@@ -95,6 +95,8 @@ class Engine {
 
   // Of the request that finished last, or of an active one.
   const RequestStats& stats(int request) const;
+  // Of all requests that have finished with a drafter.
+  const SpeculationStats& total_speculation() const { return total_speculation_; }
 
  private:
   struct Active {
@@ -160,6 +162,7 @@ class Engine {
   std::vector<std::unique_ptr<Active>> active_;
   std::vector<std::pair<int, RequestStats>> finished_;  // the last few
   std::vector<DraftArm> arms_;
+  SpeculationStats total_speculation_;
   // Working memory of a step.
   std::vector<float> probabilities_;  // [n_vocab], rejection sampling
   std::vector<DraftRequest> requests_;

@@ -19,8 +19,15 @@ struct SpeculationStats {
   std::array<int, kMaxDraft> judged_at{}, accepted_at{};
   // Wall time of the rounds: drafting, the target's step, all else.
   double draft_s = 0, verify_s = 0, other_s = 0;
+  // Of the rounds since plain steps were measured: what their tokens would have taken plainly, and what they
+  // took.
+  double plain_s = 0, compared_s = 0;
 
   double tokens_per_round() const { return rounds > 0 ? double(tokens) / rounds : 0; }
+  // Against plain decoding, by the plain steps measured in between; 0: not known.
+  double speed_up() const { return compared_s > 0 ? plain_s / compared_s : 0; }
+  // Sums of several requests; the drafter's name stays if it is the same.
+  void add(const SpeculationStats& other);
 };
 
 }  // namespace tandem

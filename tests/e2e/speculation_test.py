@@ -44,7 +44,7 @@ class Same(TestCase):
         answer = self.answer("--drafter", "mtp", "--draft-length", "fixed:3")
         stats = answer["stats"]["speculation"]
         self.assertEqual(set(stats), {"drafter", "rounds", "drafted", "accepted", "tokens_per_round",
-                                      "acceptance_by_position", "draft_s", "verify_s", "other_s"})
+                                      "acceptance_by_position", "speed_up", "draft_s", "verify_s", "other_s"})
         self.assertEqual(stats["drafter"], "mtp")
         self.assertAlmostEqual(stats["tokens_per_round"] * stats["rounds"], len(answer["tokens"]) - 1)
         self.assertGreater(stats["accepted"], 10)

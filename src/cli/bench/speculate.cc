@@ -121,13 +121,7 @@ Result<Json> compare(Engine& plain, Engine& drafting, const PromptClass& c, cons
       of_drafting.push_back(runs[1].stats.decode_s);
       const SpeculationStats& s = runs[1].stats.speculation;
       simulated = s.simulated;
-      all.rounds += s.rounds;
-      all.tokens += s.tokens;
-      all.drafted += s.drafted;
-      all.accepted += s.accepted;
-      all.draft_s += s.draft_s;
-      all.verify_s += s.verify_s;
-      all.other_s += s.other_s;
+      all.add(s);
       if (round == 0) n_tokens += int64_t(runs[1].tokens.size()) - 1;
     }
     plain_s += median(of_plain);
