@@ -6,11 +6,11 @@
 // so. Public functions are not virtual: they check shapes once, for every backend, then call the protected
 // do_x.
 //
-// Contract for every operation of the decode path (Path::decode, 1..kMaxDecodeRows rows per sequence): the
-// result for a row depends on that row's inputs and its own cache alone, bit for bit, never on how many rows
-// share the step, on the place of the row, or on the number of threads. The prefill path may use other orders
-// of summation, but fixed ones: chunk boundaries lie at absolute multiples of kChunkTokens, and a row's bits
-// do not depend on where a prompt was cut.
+// Contract for every operation of the decode path (Path::decode, 1..kMaxDecodeRows rows per sequence), but
+// for delta_step under DeltaForm::closed: the result for a row depends on that row's inputs and its own cache
+// alone, bit for bit, never on how many rows share the step, on the place of the row, or on the number of
+// threads. The prefill path may use other orders of summation, but fixed ones: chunk boundaries lie at
+// absolute multiples of kChunkTokens, and a row's bits do not depend on where a prompt was cut.
 //
 // Operations enqueue and return nothing; nothing allocates, waits or branches on device data inside a step
 // (but in reference/, which is the readable definition and not for serving). The views of one call must not
@@ -29,6 +29,11 @@
 #include "base/result.h"
 
 namespace tandem {
+
+// How the rows of a verify step are computed (DeltaStep). exact: token by token, so that each row has the
+// bits of plain decoding. closed: from the state before the step at once. A choice of the whole backend, and
+// part of the equality class of its results.
+enum class DeltaForm : uint8_t { exact, closed };
 
 // Causal convolution and gates of a Gated DeltaNet layer, for the rows of a step:
 //   m = projection[:, 0:conv_dim];  u = silu(sum_t conv_weight[c][t] * window[t][c]), window = last 3 inputs,
@@ -56,6 +61,13 @@ struct DeltaConv {
 // fold. Prefill: chunked
 // form (triangular solve), S advanced in place; a sequence that starts at position 0 starts from S = 0
 // whatever the slot holds.
+// DeltaForm::closed: a decode step of two or more rows of a chain reads S once, with G_t the sum of the log
+// decays of rows 1 .. t:
+//   delta_t = beta_t (v_t - exp(G_t) S k_t - sum_{j < t} exp(G_t - G_j) (k_j . k_t) delta_j)
+//   y_t = exp(G_t) S q_t + sum_{j <= t} exp(G_t - G_j) (k_j . q_t) delta_j
+// by forward substitution. A row's bits then depend on where its step began and on whether it was alone, so
+// verification agrees with plain decoding within rounding. Folds, steps of one row and trees stay as they
+// are.
 struct DeltaStep {
   DeltaShape shape;
   View qkv;        // [rows, conv_dim], after DeltaConv

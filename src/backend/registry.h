@@ -10,12 +10,13 @@
 namespace tandem {
 
 struct BackendOptions {
-  std::string name = "auto";  // auto, reference, cpu
-  int threads = 0;            // 0: one per core the process may use
-  std::string isa = "auto";   // cpu: auto, portable, avx2, avx512
+  std::string name = "auto";    // auto, reference, cpu
+  int threads = 0;              // 0: one per core the process may use
+  std::string isa = "auto";     // cpu: auto, portable, avx2, avx512
+  std::string delta = "exact";  // DeltaForm: exact, closed
 };
 
-// Errors: an unknown name lists the names there are; an instruction set this machine lacks is named.
+// Errors: an unknown name or form lists those there are; an instruction set this machine lacks is named.
 Result<std::unique_ptr<Backend>> make_backend(const BackendOptions& options);
 
 std::vector<std::string> backend_names();

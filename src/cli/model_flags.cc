@@ -28,6 +28,11 @@ void add_backend_choice(Options& options, BackendOptions& backend) {
   options.add("--backend", &backend.name, "NAME", "auto, reference or cpu [auto]", {.choices = names});
   options.add("--isa", &backend.isa, "NAME", "auto, portable, avx2 or avx512 [auto]",
               {.choices = {"auto", "portable", "avx2", "avx512"}});
+  options.add(
+      "--delta", &backend.delta, "FORM",
+      "Delta rule where drafts are verified: exact, or closed, where near-ties may fall otherwise than in "
+      "plain decoding [exact]",
+      {.choices = {"exact", "closed"}});
 }
 
 void ModelFlags::add_backend(Options& options) {
@@ -106,7 +111,8 @@ Status SamplingFlags::check() const {
 }
 
 void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names) {
-  options.section("Speculation (changes no token, except with simulated:P and --accept other than coupled)");
+  options.section(
+      "Speculation (changes no token, except by simulated:P, --delta closed, --accept but coupled)");
   const std::string help =
       "auto, dflash, mtp, ngram, simulated:P or none; auto: the fastest of DIR-dflash beside the model, its "
       "own MTP head and lookup [auto]";

@@ -16,7 +16,7 @@
 
 namespace tandem {
 
-// --backend and --isa.
+// --backend, --isa and --delta.
 void add_backend_choice(Options& options, BackendOptions& backend);
 
 struct ModelFlags {
@@ -26,7 +26,7 @@ struct ModelFlags {
   int prefill_chunk = 512;
 
   void add_model(Options& options);    // --model
-  void add_backend(Options& options);  // --backend, --threads, --isa
+  void add_backend(Options& options);  // --backend, --threads, --isa, --delta
   void add_limits(Options& options);   // --context, --prefill-chunk
 
   // Errors: wrong usage that depends on more than one flag or on a rule options cannot say.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <string_view>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
@@ -282,9 +283,20 @@ std::unique_ptr<Weight> pack(Backend& backend, const std::vector<const RandomMat
   return std::move(weight).value();
 }
 
+namespace {
+constexpr std::string_view kClosed = ", closed form";
+}
+
+bool closed_form(const std::string& name) { return name.ends_with(kClosed); }
+std::string exact_form(const std::string& name) {
+  return name.substr(0, name.size() - (closed_form(name) ? kClosed.size() : 0));
+}
+
 std::unique_ptr<Backend> make(const std::string& name, int threads) {
-  if (name == "reference") return make_reference_backend();
-  auto backend = make_cpu_backend(threads, name.substr(name.find('/') + 1));
+  const DeltaForm delta = closed_form(name) ? DeltaForm::closed : DeltaForm::exact;
+  const std::string exact = exact_form(name);
+  if (exact == "reference") return make_reference_backend(delta);
+  auto backend = make_cpu_backend(threads, exact.substr(exact.find('/') + 1), delta);
   EXPECT_TRUE(backend.ok()) << backend.error().message;
   return std::move(backend).value();
 }
@@ -303,9 +315,17 @@ std::vector<std::string> all_backends() {
   return names;
 }
 
+std::vector<std::string> closed_form_backends() {
+  std::vector<std::string> names = all_backends();
+  for (std::string& name : names) name += kClosed;
+  return names;
+}
+
 std::string test_name(const testing::TestParamInfo<std::string>& info) {
   std::string name = info.param;
-  std::replace(name.begin(), name.end(), '/', '_');
+  std::erase(name, ',');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '/' || c == ' '; }, '_');
   return name;
 }
 

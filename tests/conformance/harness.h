@@ -163,10 +163,13 @@ struct PackOptions {
 std::unique_ptr<Weight> pack(Backend& backend, const std::vector<const RandomMatrix*>& parts,
                              const PackOptions& options = {});
 
-// "reference", "cpu/portable", ...: each is an equality class of its own.
+// "reference", "cpu/portable", ..., "cpu/portable, closed form", ...: each is an equality class of its own.
 std::unique_ptr<Backend> make(const std::string& name, int threads = 2);
-std::vector<std::string> all_backends();   // those this machine can run
-std::vector<std::string> fast_backends();  // without the reference
+std::vector<std::string> all_backends();          // those this machine can run, in exact form
+std::vector<std::string> fast_backends();         // without the reference
+std::vector<std::string> closed_form_backends();  // all, in closed form
+bool closed_form(const std::string& name);
+std::string exact_form(const std::string& name);  // the same backend, token by token
 std::string test_name(const testing::TestParamInfo<std::string>& info);
 
 }  // namespace tandem::conformance

@@ -401,6 +401,7 @@ class Usage(TestCase):
             (("generate", *model, *prompt, "--seed", "1", "--seed", "2"), "--seed"),
             (("generate", *model, *prompt, "--backend", "abacus"), "--backend"),
             (("generate", *model, *prompt, "--isa", "sse"), "--isa"),
+            (("generate", *model, *prompt, "--delta", "open"), "--delta"),
             (("generate", *model, *prompt, "--threads", "0"), "--threads"),
             (("generate", *model, *prompt, "--drafter", "abacus"), "--drafter"),
             (("generate", *model, *prompt, "--prefill-chunk", "100"), "--prefill-chunk"),

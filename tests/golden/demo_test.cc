@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "golden/bounds.h"
 #include "golden/golden_check.h"
@@ -82,6 +83,51 @@ TEST_P(DemoGolden, GreedyContinuationsMatchWhereTheMarginDecides) {
     n_decided += check.n_decided;
   }
   EXPECT_GE(n_decided, n_steps / 4) << "the bound decides too few steps to mean anything";
+}
+
+// Both follow the text of plain decoding, the closed form in steps of several rows, all kept.
+TEST_P(DemoGolden, TheClosedFormChoosesAsPlainDecodingDoesWhereTheMarginDecides) {
+  BackendOptions options = GetParam();
+  options.delta = "closed";
+  ModelUnderTest closed(kModel, options);
+  std::mt19937 rng(7);
+  const std::vector<TokenId> ids = golden_.ints("p0.ids");
+  StatePool pool = model_.make_pool(1, 512), closed_pool = closed.make_pool(1, 512);
+  SequenceState state = value_or_throw(SequenceState::create(pool)),
+                closed_state = value_or_throw(SequenceState::create(closed_pool));
+  std::vector<float> prompt;
+  model_.prefill(pool, state, ids, 512, &prompt);
+  closed.prefill(closed_pool, closed_state, ids);
+  const auto v = size_t(model_.n_vocab());
+  std::vector<TokenId> text = {argmax(std::span(prompt).last(v))};
+  std::vector<float> want, got;
+  while (text.size() <= greedy_steps()) {
+    const std::vector<float> logits = model_.verify(pool, state, std::span(text).last(1), 1);
+    want.insert(want.end(), logits.begin(), logits.end());
+    text.push_back(argmax(logits));
+  }
+  for (size_t at = 0; at + 1 < text.size();) {
+    const size_t n = std::min(text.size() - 1 - at, size_t(2 + rng() % 15));
+    const std::vector<float> logits =
+        closed.verify(closed_pool, closed_state, std::span(text).subspan(at, n), int(n));
+    got.insert(got.end(), logits.begin(), logits.end());
+    at += n;
+  }
+  const GoldenError error = compare(got, want);
+  EXPECT_LE(error.relative(), bound_);
+  RecordProperty("closed_form_relative_error", std::to_string(error.relative()));
+  size_t n_decided = 0;
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    const std::span<const float> row = std::span<const float>(want).subspan(i * v, v);
+    float second = -INFINITY;
+    for (size_t j = 0; j < v; ++j) {
+      if (j != size_t(text[i + 1])) second = std::max(second, row[j]);
+    }
+    if (row[size_t(text[i + 1])] - second <= 2 * bound_ * error.max_golden) continue;
+    ++n_decided;
+    EXPECT_EQ(argmax(std::span<const float>(got).subspan(i * v, v)), text[i + 1]) << "token " << i;
+  }
+  EXPECT_GE(n_decided, text.size() / 4) << "the bound decides too few steps to mean anything";
 }
 
 TEST_P(DemoGolden, LongPromptChoosesTheSameTokenAtEveryPosition) {

@@ -76,8 +76,8 @@ Result<ExpertMemory> expert_memory(const Reserve& largest);
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int threads, Isa isa)
-      : team_(threads), isa_(isa), kernels_(cpu::kernels(isa)), per_thread_(size_t(threads)) {}
+  CpuBackend(int threads, Isa isa, DeltaForm delta)
+      : team_(threads), isa_(isa), delta_(delta), kernels_(cpu::kernels(isa)), per_thread_(size_t(threads)) {}
 
   // Errors: threads that could not start.
   const Status& threads_started() const { return team_.started(); }
@@ -149,6 +149,7 @@ class CpuBackend final : public Backend {
   ThreadTeam team_;
   HugeArena arena_;
   const Isa isa_;
+  const DeltaForm delta_;
   const Kernels& kernels_;
   std::vector<ScratchBuffer> per_thread_;
   ScratchBuffer input_;     // of a product

@@ -117,7 +117,9 @@ std::byte* ScratchBuffer::need(size_t bytes) {
 }
 
 std::string CpuBackend::description() const {
-  return fmt::format("cpu/{} ({} thread{})", isa_name(isa_), threads(), threads() == 1 ? "" : "s");
+  return fmt::format("cpu/{}{} ({} thread{})", isa_name(isa_),
+                     delta_ == DeltaForm::closed ? ", closed form" : "", threads(),
+                     threads() == 1 ? "" : "s");
 }
 
 size_t CpuBackend::available_bytes() const { return available_host_bytes(); }
@@ -209,7 +211,7 @@ void CpuBackend::zero(std::byte* device, size_t bytes) { std::memset(device, 0, 
 
 }  // namespace cpu
 
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, const std::string& isa) {
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, const std::string& isa, DeltaForm delta) {
   std::string known;
   for (const cpu::Isa i : cpu::supported_isas())
     known += fmt::format("{}{}", known.empty() ? "" : ", ", isa_name(i));
@@ -224,7 +226,8 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, const std::string
     chosen = *named;
   }
   if (threads < 0) return Error{fmt::format("{} threads: give 0 (one per core) or more", threads)};
-  auto backend = std::make_unique<cpu::CpuBackend>(threads == 0 ? cpu::usable_cores() : threads, chosen);
+  auto backend =
+      std::make_unique<cpu::CpuBackend>(threads == 0 ? cpu::usable_cores() : threads, chosen, delta);
   TD_RETURN_IF_ERROR(backend->threads_started());
   return std::unique_ptr<Backend>(std::move(backend));
 }

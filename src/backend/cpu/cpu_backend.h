@@ -10,6 +10,7 @@ namespace tandem {
 
 // threads 0: one per core this process may use. isa: auto, portable, avx2 or avx512 (an error if this CPU
 // lacks it).
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, const std::string& isa);
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, const std::string& isa,
+                                                  DeltaForm delta = DeltaForm::exact);
 
 }  // namespace tandem

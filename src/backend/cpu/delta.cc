@@ -112,9 +112,11 @@ void CpuBackend::do_delta_step(const Step& step, const DeltaStep& a) {
   const int64_t heads = int64_t(step.seqs.size()) * shape.n_v_heads;
   const bool decode = step.path == Path::decode;
 
-  // Prefill: columns of delta are independent, so heads are cut where there are too few for the threads.
-  int block = decode ? kTileStateRows : round_up(shape.d_v, 32);
-  while (!decode && block > 32 && heads * blocks_of(shape.d_v, block) < 2 * team_.size())
+  // Prefill and the closed form: columns of delta are independent, so heads are cut where there are too few
+  // for the threads.
+  const bool whole_heads = !decode || delta_ == DeltaForm::closed;
+  int block = whole_heads ? round_up(shape.d_v, 32) : kTileStateRows;
+  while (whole_heads && block > 32 && heads * blocks_of(shape.d_v, block) < 2 * team_.size())
     block = round_up(block / 2, 32);
   const int n_blocks = blocks_of(shape.d_v, block);
 
@@ -146,27 +148,46 @@ void CpuBackend::do_delta_step(const Step& step, const DeltaStep& a) {
     }
     kernels_.delta_step(t);
   };
-  const auto chunk_tile = [&](const SeqStep& seq, int h, int first, int n, int thread) {
+  const auto chunk_of = [&](const SeqStep& seq, int h, int first, int n, int thread) {
     const int key_head = h / group, column = h * shape.d_v + first;
     const float* qkv = row(a.qkv, seq.first_row);
-    kernels_.delta_chunks(
-        {.d_k = shape.d_k,
-         .n_state_rows = n,
-         .s = a.state.s + ((int64_t{seq.slot} * shape.n_v_heads + h) * shape.d_v + first) * shape.d_k,
-         .fresh = seq.start == 0,
-         .start = seq.start,
-         .n_rows = seq.n_rows,
-         .q = qkv + key_head * shape.d_k,
-         .k = qkv + shape.key_dim() + key_head * shape.d_k,
-         .v = qkv + 2 * shape.key_dim() + column,
-         .row_stride = a.qkv.stride,
-         .log_decay = row(a.log_decay, seq.first_row) + h,
-         .log_decay_stride = a.log_decay.stride,
-         .beta = row(a.beta, seq.first_row) + h,
-         .beta_stride = a.beta.stride,
-         .y = row(a.y, seq.first_row) + column,
-         .y_stride = a.y.stride,
-         .work = thread_floats(thread, delta_work_floats(shape.d_k, shape.d_v))});
+    return DeltaChunks{
+        .d_k = shape.d_k,
+        .n_state_rows = n,
+        .s = a.state.s + ((int64_t{seq.slot} * shape.n_v_heads + h) * shape.d_v + first) * shape.d_k,
+        .fresh = seq.start == 0,
+        .start = seq.start,
+        .n_rows = seq.n_rows,
+        .q = qkv + key_head * shape.d_k,
+        .k = qkv + shape.key_dim() + key_head * shape.d_k,
+        .v = qkv + 2 * shape.key_dim() + column,
+        .row_stride = a.qkv.stride,
+        .log_decay = row(a.log_decay, seq.first_row) + h,
+        .log_decay_stride = a.log_decay.stride,
+        .beta = row(a.beta, seq.first_row) + h,
+        .beta_stride = a.beta.stride,
+        .y = row(a.y, seq.first_row) + column,
+        .y_stride = a.y.stride,
+        .work = thread_floats(thread, delta_work_floats(shape.d_k, shape.d_v))};
+  };
+  const auto closed_tile = [&](const SeqStep& seq, int h, int first, int n, int thread) {
+    DeltaTile fold;
+    set_state(seq, shape, a.state, h, first, n, fold);
+    fold.fresh = seq.start == 0;
+    if (fold.fresh || fold.n_pending > 0) kernels_.delta_step(fold);
+    DeltaChunks t = chunk_of(seq, h, first, n, thread);
+    const int64_t tape = tape_row(a.state, seq, 1 - seq.tape, 0);
+    t.tape_delta = a.state.tape_delta + tape * shape.value_dim() + h * shape.d_v + first;
+    t.tape_delta_stride = shape.value_dim();
+    if (first == 0) {
+      t.tape_g = a.state.tape_g + tape * shape.n_v_heads + h;
+      t.tape_g_stride = shape.n_v_heads;
+    }
+    if (first == 0 && h % group == 0) {
+      t.tape_k = a.state.tape_k + tape * shape.key_dim() + h / group * shape.d_k;
+      t.tape_k_stride = shape.key_dim();
+    }
+    kernels_.delta_closed(t);
   };
   const double ns = 0.2 * (step.n_rows + 1.0) * shape.n_v_heads * shape.d_v * shape.d_k;
   share(heads * n_blocks, 1, ns, [&](int64_t begin, int64_t end, int thread) {
@@ -174,10 +195,12 @@ void CpuBackend::do_delta_step(const Step& step, const DeltaStep& a) {
       const int first = int(i % n_blocks) * block, h = int(i / n_blocks % shape.n_v_heads);
       const SeqStep& seq = step.seqs[size_t(i / n_blocks / shape.n_v_heads)];
       const int n = std::min(block, shape.d_v - first);
-      if (decode) {
-        step_tile(seq, h, first, n, thread);
+      if (!decode) {
+        kernels_.delta_chunks(chunk_of(seq, h, first, n, thread));
+      } else if (delta_ == DeltaForm::closed && seq.n_rows > 1 && seq.parents.empty()) {
+        closed_tile(seq, h, first, n, thread);
       } else {
-        chunk_tile(seq, h, first, n, thread);
+        step_tile(seq, h, first, n, thread);
       }
     }
   });

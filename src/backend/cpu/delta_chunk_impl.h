@@ -114,11 +114,12 @@ inline void store_state(const DeltaChunks& t, const ChunkWork& w) {
   }
 }
 
-// Normalised keys and queries, gates and their sums for tokens [first, first + n) of the step.
-inline void load_chunk(const DeltaChunks& t, const ChunkWork& w, int first, int n) {
+// Normalised keys and queries, gates and their sums for tokens [first, first + n) of the step, and nothing in
+// the chunk's places after them up to n_filled, a multiple of kPanel.
+inline void load_chunk(const DeltaChunks& t, const ChunkWork& w, int first, int n, int n_filled) {
   const float q_scale = rsqrt(float(t.d_k));
   float sum = 0, error = 0;
-  for (int i = 0; i < kChunkTokens; ++i) {
+  for (int i = 0; i < n_filled; ++i) {
     float *k = w.k + i * w.k_stride, *q = w.q + i * w.k_stride;
     if (i < n) {
       const int64_t row = first + i;
@@ -138,11 +139,11 @@ inline void load_chunk(const DeltaChunks& t, const ChunkWork& w, int first, int 
     w.log_sum[i] = sum;
     w.log_error[i] = error;
   }
-  for (int i = 0; i < kChunkTokens; i += kLanes) {
+  for (int i = 0; i < n_filled; i += kLanes) {
     store(w.decay + i, exp(load(w.log_sum + i)));
     store(w.to_end + i, exp((set1(sum) - load(w.log_sum + i)) + (set1(error) - load(w.log_error + i))));
   }
-  for (int i = 0; i < kChunkTokens; i += kLanes) {
+  for (int i = 0; i < n_filled; i += kLanes) {
     float* columns = w.k_columns + (i / kPanel) * w.k_stride * kPanel + i % kPanel;
     const Vec to_end = load(w.to_end + i);
     for (int d = 0; d < w.k_stride; d += kLanes) {
@@ -246,7 +247,7 @@ inline void delta_chunks(const DeltaChunks& t) {
     const int to_border = kChunkTokens - (t.start + token) % kChunkTokens;
     const int n = t.n_rows - token < to_border ? t.n_rows - token : to_border;
     const int n_rows = round_up(n, kGemmRows);
-    load_chunk(t, w, token, n);
+    load_chunk(t, w, token, n, kChunkTokens);
     for (int i = 0; i < n_rows; i += kGemmRows) {
       decayed_products<false>(w, t.d_k, i, w.k, w.beta, w.a);
       decayed_products<true>(w, t.d_k, i, w.q, nullptr, w.p);

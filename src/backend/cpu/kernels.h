@@ -146,6 +146,14 @@ struct DeltaChunks {
   float* y = nullptr;
   int64_t y_stride = 0;
   float* work = nullptr;  // delta_work_floats(d_k, n_state_rows)
+
+  // Of a verify step in closed form, at most kMaxDecodeRows tokens: what the tape gets, each [n_rows].
+  float* tape_delta = nullptr;
+  int64_t tape_delta_stride = 0;
+  float* tape_k = nullptr;  // null where another tile records it; likewise tape_g
+  int64_t tape_k_stride = 0;
+  float* tape_g = nullptr;
+  int64_t tape_g_stride = 0;
 };
 inline size_t delta_work_floats(int d_k, int n_state_rows) {
   const size_t k = size_t(round_up(d_k, 32)), v = size_t(round_up(n_state_rows, 32)), c = kChunkTokens;
@@ -174,6 +182,8 @@ struct Kernels {
                       float* beta, float* log_decay);
   void (*delta_step)(const DeltaTile& tile);
   void (*delta_chunks)(const DeltaChunks& chunks);
+  // The same tokens from the S that is stored, whose place stays as it is; records the tape.
+  void (*delta_closed)(const DeltaChunks& tokens);
   // weights[i] = exp(logits[ids[i]] - highest) / sum, the sum over the chosen (n_all 0) or over all n_all
   // logits.
   void (*route_weights)(const float* logits, int n_all, const int32_t* ids, int n_chosen, float* weights);

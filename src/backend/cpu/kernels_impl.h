@@ -3,6 +3,7 @@
 
 #include "backend/cpu/attention_impl.h"
 #include "backend/cpu/delta_chunk_impl.h"
+#include "backend/cpu/delta_closed_impl.h"
 #include "backend/cpu/delta_impl.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/rowwise_impl.h"
@@ -26,6 +27,7 @@ const Kernels& table() {
       .delta_gates = delta_gates,
       .delta_step = delta_step,
       .delta_chunks = delta_chunks,
+      .delta_closed = delta_closed,
       .route_weights = route_weights,
       .mix_experts = mix_experts,
       .sigmoid = sigmoid_of,

@@ -71,6 +71,34 @@ void unit_heads(const float* x, int n_heads, int n, double scale, float* y) {
   }
 }
 
+// What the closed form needs of the tokens of a step for one value head (backend.h: DeltaStep).
+struct ClosedForm {
+  int n = 0;
+  std::vector<double> k_k, k_q;  // [n, n], j <= t: exp(G_t - G_j) k_j . k_t and exp(G_t - G_j) k_j . q_t
+  std::vector<double> decay;     // [n]: exp(G_t)
+};
+// k and q: those of the first token, `stride` floats from one to the next.
+ClosedForm closed_form(int n, const float* k, const float* q, int64_t stride, int d_k, View log_decay,
+                       int first_row, int h) {
+  ClosedForm c{.n = n,
+               .k_k = std::vector<double>(size_t(n * n)),
+               .k_q = std::vector<double>(size_t(n * n)),
+               .decay = {}};
+  std::vector<double> sums;
+  double sum = 0;
+  for (int t = 0; t < n; ++t) {
+    sum += ref::row(log_decay, first_row + t)[h];
+    sums.push_back(sum);
+    c.decay.push_back(std::exp(sum));
+    for (int j = 0; j <= t; ++j) {
+      const double between = std::exp(sum - sums[size_t(j)]);
+      c.k_k[size_t(t * n + j)] = between * ref::dot(k + j * stride, k + t * stride, d_k);
+      c.k_q[size_t(t * n + j)] = between * ref::dot(k + j * stride, q + t * stride, d_k);
+    }
+  }
+  return c;
+}
+
 }  // namespace
 
 void ReferenceBackend::do_delta_conv(const Step& step, const DeltaConv& a) {
@@ -119,14 +147,22 @@ void ReferenceBackend::do_delta_step(const Step& step, const DeltaStep& a) {
   std::vector<float> q(size_t(step.n_rows) * key_dim), k(q.size());
   // Decode: what the fold left, then what the last row of each depth left.
   std::vector<float> states(size_t(kMaxDecodeRows + 1) * d_k);
+  std::vector<float> deltas(kMaxDecodeRows);  // closed form: of one row of S
   for (int r = 0; r < step.n_rows; ++r) {
     const float* qkv = ref::row(a.qkv, r);
     unit_heads(qkv, shape.n_k_heads, d_k, 1 / std::sqrt(double(d_k)), &q[size_t(r) * key_dim]);
     unit_heads(qkv + key_dim, shape.n_k_heads, d_k, 1, &k[size_t(r) * key_dim]);
   }
   for (const SeqStep& seq : step.seqs) {
+    const bool closed =
+        delta_ == DeltaForm::closed && step.path == Path::decode && seq.n_rows > 1 && seq.parents.empty();
     for (int h = 0; h < shape.n_v_heads; ++h) {
       const int key_head = h / (shape.n_v_heads / shape.n_k_heads);
+      ClosedForm form;
+      if (closed) {
+        const size_t first = size_t(seq.first_row) * key_dim + size_t(key_head) * d_k;
+        form = closed_form(seq.n_rows, &k[first], &q[first], key_dim, d_k, a.log_decay, seq.first_row, h);
+      }
       for (int i = 0; i < d_v; ++i) {  // rows of S do not meet: each takes all tokens in turn
         float* s = state_row(shape, a.state, seq.slot, h, i);
         if (seq.start == 0) std::fill_n(s, d_k, 0.0f);
@@ -138,15 +174,27 @@ void ReferenceBackend::do_delta_step(const Step& step, const DeltaStep& a) {
           const float* query = &q[size_t(r) * key_dim + size_t(key_head) * d_k];
           const float g = float(std::exp(double(ref::row(a.log_decay, r)[h])));
           const float v = ref::row(a.qkv, r)[2 * key_dim + h * d_v + i];
-          if (step.path == Path::decode) {
-            const float* above = &states[size_t(seq.depth(t)) * d_k];
-            s = &states[size_t(seq.depth(t) + 1) * d_k];
-            std::copy_n(above, d_k, s);
+          const float beta = ref::row(a.beta, r)[h];
+          float& y = ref::row(a.y, r)[h * d_v + i];
+          float delta;
+          if (closed) {
+            double known = form.decay[size_t(t)] * ref::dot(s, key, d_k);
+            for (int j = 0; j < t; ++j) known += form.k_k[size_t(t * form.n + j)] * deltas[size_t(j)];
+            delta = deltas[size_t(t)] = float(beta * (v - known));
+            double out = form.decay[size_t(t)] * ref::dot(s, query, d_k);
+            for (int j = 0; j <= t; ++j) out += form.k_q[size_t(t * form.n + j)] * deltas[size_t(j)];
+            y = float(out);
+          } else {
+            if (step.path == Path::decode) {
+              const float* above = &states[size_t(seq.depth(t)) * d_k];
+              s = &states[size_t(seq.depth(t) + 1) * d_k];
+              std::copy_n(above, d_k, s);
+            }
+            decay(s, g, d_k);
+            delta = float(beta * (v - ref::dot(s, key, d_k)));
+            add_outer(s, delta, key, d_k);
+            y = float(ref::dot(s, query, d_k));
           }
-          decay(s, g, d_k);
-          const float delta = float(ref::row(a.beta, r)[h] * (v - ref::dot(s, key, d_k)));
-          add_outer(s, delta, key, d_k);
-          ref::row(a.y, r)[h * d_v + i] = float(ref::dot(s, query, d_k));
           if (step.path == Path::decode) {
             const int64_t tape = tape_row(a.state, seq, 1 - seq.tape, t);
             a.state.tape_g[tape * shape.n_v_heads + h] = g;

@@ -35,7 +35,11 @@ class ReferenceWeight final : public Weight {
 
 class ReferenceBackend final : public Backend {
  public:
-  std::string description() const override { return "reference (1 thread)"; }
+  explicit ReferenceBackend(DeltaForm delta) : delta_(delta) {}
+
+  std::string description() const override {
+    return delta_ == DeltaForm::closed ? "reference, closed form (1 thread)" : "reference (1 thread)";
+  }
   std::string name() const override { return "reference"; }
   int threads() const override { return 1; }
   size_t available_bytes() const override;
@@ -68,6 +72,9 @@ class ReferenceBackend final : public Backend {
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
+
+ private:
+  const DeltaForm delta_;
 };
 
 namespace ref {

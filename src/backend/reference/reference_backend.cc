@@ -33,6 +33,8 @@ void ReferenceBackend::copy_out(std::span<std::byte> host, const std::byte* devi
 
 void ReferenceBackend::zero(std::byte* device, size_t bytes) { std::memset(device, 0, bytes); }
 
-std::unique_ptr<Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }
+std::unique_ptr<Backend> make_reference_backend(DeltaForm delta) {
+  return std::make_unique<ReferenceBackend>(delta);
+}
 
 }  // namespace tandem

@@ -8,6 +8,6 @@
 
 namespace tandem {
 
-std::unique_ptr<Backend> make_reference_backend();
+std::unique_ptr<Backend> make_reference_backend(DeltaForm delta = DeltaForm::exact);
 
 }  // namespace tandem

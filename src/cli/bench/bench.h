@@ -29,7 +29,7 @@ struct BenchFlags {
   bool json = false;
   std::optional<std::string> ledger;
 
-  void add_model(Options& options);  // --model, --backend, --isa
+  void add_model(Options& options);  // --model, --backend, --isa, --delta
   void add_to(Options& options, int default_rounds);
   // {0} when none were given: the backend's own choice.
   std::vector<int> thread_counts() const { return threads.empty() ? std::vector<int>{0} : threads; }
