@@ -293,13 +293,18 @@ void Engine::learn(double round_s) {
     stats.other_s += other_s;
     if (a->arm == nullptr) continue;
     const CostModel& cost = a->arm->knowledge.cost;
-    if (cost.ready(int(stepping_.size()))) {
-      const int batch = int(stepping_.size());
-      const double plain_s =
-          cost.verify({.rows = batch, .batch = batch, .context = a->plan.context}) + cost.plain_other();
-      a->arm->add_round(n_tokens * plain_s, round_s);
+    if (const int batch = int(stepping_.size()); cost.ready(batch)) {
+      // Both from the measured times without their disturbances: a plain step is not measured when a
+      // disturbed round is.
+      const auto step_s = [&](int rows) {
+        return cost.verify({.rows = rows, .batch = batch, .context = a->plan.context});
+      };
+      const double plain_s = step_s(batch) + cost.plain_other();
+      const double round_cost_s = step_s(int(ids_.size())) + cost.draft(a->n_wanted) +
+                                  (a->draft.n > 0 ? cost.draft_other() : cost.plain_other());
+      a->arm->add_round(n_tokens * plain_s, round_cost_s);
       stats.plain_s += n_tokens * plain_s;
-      stats.compared_s += round_s;
+      stats.compared_s += round_cost_s;
     }
     if (options_.tree_nodes > 0) continue;
     a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
