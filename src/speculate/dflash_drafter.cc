@@ -32,6 +32,7 @@ Result<std::unique_ptr<DflashDrafter>> DflashDrafter::create(std::unique_ptr<Dfl
       target.backend().allocate(size_t(n_waiting + rows) * row_bytes, "states for the drafter"));
   drafter->waiting_ = drafter->features_memory_.view(DType::f32, n_waiting, cols);
   drafter->gathered_ = drafter->features_memory_.view(DType::f32, rows, cols, size_t(n_waiting) * row_bytes);
+  drafter->reserve(limits.max_sequences);
   return drafter;
 }
 
@@ -42,6 +43,18 @@ DflashDrafter::DflashDrafter(std::unique_ptr<DflashNetwork> network, Decoder& ta
       pool_(std::move(pool)),
       choice_(target.shape().n_vocab, limits.max_sequences),
       sequences_(size_t(limits.max_sequences)) {}
+
+// So that no round allocates.
+void DflashDrafter::reserve(int n_sequences) {
+  const auto n = size_t(n_sequences),
+             rows = std::max(size_t(gathered_.rows), n * size_t(network_->config().block_size));
+  rows_.reserve(rows);
+  ids_.reserve(rows);
+  owners_.reserve(rows);
+  seqs_.reserve(n);
+  slots_.reserve(n);
+  drafting_.reserve(n);
+}
 
 int DflashDrafter::max_draft() const { return std::min(kMaxDraft, network_->config().n_drafts()); }
 

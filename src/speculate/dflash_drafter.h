@@ -47,6 +47,7 @@ class DflashDrafter final : public Drafter {
   MutView waiting(int slot, int first, int n) const {
     return waiting_.row_range(slot * kMaxWaiting + first, n);
   }
+  void reserve(int n_sequences);
   void feed(std::span<const int> slots);
   void feed_rows(int slot, View features);
   void draft_blocks(std::span<const DraftRequest> requests);

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "backend/count_allocations.h"
+#include "support/count_allocations.h"
 #include "backend/linear_test_util.h"
 
 namespace tandem::cpu {

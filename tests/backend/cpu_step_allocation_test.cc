@@ -2,7 +2,7 @@
 // ones.
 #include <array>
 
-#include "backend/count_allocations.h"
+#include "support/count_allocations.h"
 #include "cpu_ops_test_util.h"
 
 namespace tandem::cpu {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "engine/counting_allocator.h"
+#include "support/count_allocations.h"
 
 namespace tandem::conformance {
 namespace {
@@ -339,13 +339,13 @@ Rows Stack::run(Path path, const std::vector<Part>& parts) {
   const MutView x = x_.row_range(0, in.rows), angles = angles_.row_range(0, in.rows);
   b.copy_in(static_cast<std::byte*>(x_.data), std::as_bytes(std::span(in.v)));
   b.rope_angles(step, frequencies_, 1.1f, angles);
-  start_counting_allocations();
+  const int64_t allocations_before = allocations_so_far();
   if (composed_) {
     run_primitives(step, x, angles);
   } else {
     run_blocks(step, x, angles);
   }
-  allocations_ = stop_counting_allocations();
+  allocations_ = int(allocations_so_far() - allocations_before);
 
   Rows out(in.rows, 2 * shape_.hidden + (path == Path::decode ? shape_.vocab : 0));
   const auto read = [&](MutView v, int first) {

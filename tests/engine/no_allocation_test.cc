@@ -5,9 +5,10 @@
 
 #include <vector>
 
-#include "engine/counting_allocator.h"
 #include "engine/engine.h"
+#include "engine/load_drafter.h"
 #include "engine/loaded_model.h"
+#include "support/count_allocations.h"
 
 namespace tandem {
 namespace {
@@ -34,9 +35,9 @@ class DecodeStep : public testing::TestWithParam<Case> {
   // Allocations of n calls of body().
   template <class Body>
   static int allocations(int n, Body&& body) {
-    start_counting_allocations();
+    const int64_t before = allocations_so_far();
     for (int i = 0; i < n; ++i) body();
-    return stop_counting_allocations();
+    return int(allocations_so_far() - before);
   }
 };
 
@@ -96,6 +97,41 @@ TEST_P(DecodeStep, OfManyRowsAllocatesNothing) {
                           for (const int rows : {1, 2, 5, 16, kMaxDecodeRows}) step(rows);
                         }),
             0);
+}
+
+// Nor does a round with drafts, once drafts of that length have been made.
+TEST(DecodeRound, WithADrafterAllocatesNothing) {
+  Result<LoadedModel> model = load_model({.model = std::string(TANDEM_MODELS) + "/tandem-demo",
+                                          .backend = {.name = "cpu", .threads = 2, .isa = "auto"},
+                                          .limits = {.max_rows = 128, .max_logit_rows = 32},
+                                          .progress = {},
+                                          .warn = {}});
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  for (const char* name : {"dflash", "mtp", "ngram"}) {
+    const auto drafter = load_drafter(
+        *model,
+        {.name = name, .folder = {}, .bits = 8, .limits = {.max_sequences = 2, .max_positions = 1024}});
+    ASSERT_TRUE(drafter.ok()) << drafter.error().message;
+    const auto engine =
+        Engine::create(*model->decoder, {.max_sequences = 2,
+                                         .max_positions = 1024,
+                                         .prefill_chunk = 64,
+                                         .drafters = {drafter->get()},
+                                         .length = {.kind = LengthOptions::Kind::fixed, .fixed = 4}});
+    ASSERT_TRUE(engine.ok()) << engine.error().message;
+    for (int i = 0; i < 2; ++i) {
+      const auto number = (*engine)->submit({.prompt = {1, 2, 3, 1, 2, 3, TokenId(i)},
+                                             .sampling = {},
+                                             .max_tokens = 400,
+                                             .top_logprobs = std::nullopt});
+      ASSERT_TRUE(number.ok()) << number.error().message;
+    }
+    const Engine::Sink sink = [](const Event&) {};
+    for (int i = 0; i < 12; ++i) (*engine)->step(sink);
+    const int64_t before = allocations_so_far();
+    for (int i = 0; i < 20; ++i) (*engine)->step(sink);
+    EXPECT_EQ(allocations_so_far() - before, 0) << name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, DecodeStep,

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "../backend/count_allocations.h"
+#include "support/count_allocations.h"
 
 namespace tandem {
 namespace {

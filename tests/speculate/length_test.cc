@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "../backend/count_allocations.h"
+#include "support/count_allocations.h"
 #include "draft_trace.h"
 
 namespace tandem {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "../backend/count_allocations.h"
+#include "support/count_allocations.h"
 
 namespace tandem {
 namespace {

@@ -1,6 +1,6 @@
-// See counting_allocator.h. In a file of its own: where the compiler sees the bodies of operator new and
+// See count_allocations.h. In a file of its own: where the compiler sees the bodies of operator new and
 // delete, it warns of memory that is taken with one and given back with free().
-#include "engine/counting_allocator.h"
+#include "support/count_allocations.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,12 +9,9 @@
 
 namespace {
 
-std::atomic<bool> g_counting{false};
-std::atomic<int> g_allocations{0};
+std::atomic<int64_t> g_allocations{0};
 
-void count() {
-  if (g_counting.load(std::memory_order_relaxed)) g_allocations.fetch_add(1, std::memory_order_relaxed);
-}
+void count() { g_allocations.fetch_add(1, std::memory_order_relaxed); }
 
 void* counted(size_t bytes, size_t align) {
   count();
@@ -68,14 +65,6 @@ void* realloc(void* p, size_t bytes) {
 
 namespace tandem {
 
-void start_counting_allocations() {
-  g_allocations = 0;
-  g_counting = true;
-}
-
-int stop_counting_allocations() {
-  g_counting = false;
-  return g_allocations;
-}
+int64_t allocations_so_far() { return g_allocations.load(); }
 
 }  // namespace tandem
