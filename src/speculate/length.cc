@@ -18,7 +18,8 @@ constexpr double kHysteresis = 1.01;  // gain that is worth a change of length
 constexpr double kBadLuck = 0.95;  // share of the plain rate down to which luck alone does not end drafting
 constexpr double kNearly = 0.9;    // share of the plain rate from which the best length is worth tries
 constexpr double kTryShare =
-    0.012;  // what tries may cost while the budget lasts, as a share of plain decoding
+    0.012;                         // what tries may cost while the budget lasts, as a share of plain decoding
+constexpr double kGenerous = 0.5;  // how much oftener per round in the budget
 constexpr double kLeastWait = 4, kMostWait = 256;  // plain rounds between tries
 constexpr int kUnmeasuredEvery = 8;  // rounds between tries of lengths whose cost is not known yet
 constexpr double kUnmeasured = 0.9;  // if they promise this share of the best rate
@@ -27,6 +28,7 @@ constexpr double kWideShare = 0.25;  // what such a look may cost, in rounds
 constexpr double kHopeful = 0.8;     // hazard assumed for choosing the length of a try
 constexpr float kFewTries = 5;       // first drafts judged before anything is believed of a drafter
 constexpr double kTryBudget = 0.35;  // what one of those may lose at worst, as a share of the budget
+constexpr int kFirstReach = 4;       // drafts at most before a sequence has shown anything
 constexpr int kForgetLuck = 4;       // plain rounds after which the last drafts say nothing of the next
 
 }  // namespace
@@ -87,7 +89,8 @@ struct LengthControl::Arms {
   }
 };
 
-LengthControl::LengthControl(const LengthOptions& options) : options_(options), kod_(options.max_draft + 1) {
+LengthControl::LengthControl(const LengthOptions& options)
+    : options_(options), kod_(options.max_draft + 1), reach_(kFirstReach) {
   TD_CHECK(options.max_draft >= 0 && options.max_draft <= kMaxDraft, "max_draft %d, at most %d",
            options.max_draft, kMaxDraft);
 }
@@ -110,7 +113,8 @@ int LengthControl::next(const RoundPlan& plan, const LengthKnowledge& knowledge)
 int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& knowledge) {
   const StepShape plain{.rows = plan.batch, .batch = plan.batch, .context = plan.context};
   if (!knowledge.cost.ready(plan.batch) || knowledge.cost.plain_is_old(plain)) return 0;
-  Arms arms(plan, std::min(plan.limit, options_.max_draft), knowledge.cost);
+  // What other sequences were right in for long says little of a new one: it works its way up.
+  Arms arms(plan, std::min({plan.limit, options_.max_draft, reach_}), knowledge.cost);
   std::array<double, kMaxDraft> mean, now;
   const std::span<double> used = std::span(now).first(size_t(arms.limit));
   survival_.hazards(knowledge.hazards, std::span(mean).first(used.size()), used);
@@ -137,7 +141,9 @@ int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& 
     attempt = hopeful.best();
   }
   const double loss = arms.loss(attempt, arms.tokens[size_t(attempt)] - arms.tokens[0]);
-  const double wait = std::clamp(loss / kTryShare, kLeastWait, kMostWait);
+  // What drafting has gained may be spent on finding out where it would gain more.
+  const double wait = std::clamp(loss / (kTryShare * (1 + kGenerous * std::max(0.0, knowledge.budget))),
+                                 kLeastWait, kMostWait);
   return n_plain_ >= wait && knowledge.budget >= loss ? choose(attempt, arms) : 0;
 }
 
@@ -216,10 +222,14 @@ void LengthControl::observe(const RoundPlan& plan, const RoundResult& result, Le
   if (options_.kind != LengthOptions::Kind::automatic) return;
   knowledge.budget = std::min(knowledge.budget + kIncome * (1 + n_accepted), kMostBudget);
   if (n_verified == 0) {
-    if (++n_plain_ >= kForgetLuck) survival_.forget_luck();
+    if (++n_plain_ >= kForgetLuck) {
+      survival_.forget_luck();
+      if (plan.limit > 0) reach_ = kFirstReach;
+    }
     return;
   }
   survival_.add(n_verified, n_accepted, knowledge.hazards);
+  if (n_accepted == n_verified) reach_ = std::max(reach_, 2 * n_verified);
   if (!knowledge.cost.ready(plan.batch)) return;
   Arms arms(plan, n_verified, knowledge.cost);
   arms.tokens[0] = plan.other_tokens + 1;

@@ -83,6 +83,7 @@ class LengthControl {
   KodRule kod_;
   Survival survival_;
   State state_ = State::drafting;
+  int reach_;             // drafts at most: grows as whole drafts are accepted
   int current_ = 0;       // the length in use while drafting
   int n_since_wide_ = 0;  // rounds drafted since a look behind current_
   int n_drafted_ = 0;     // rounds drafted

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "support/count_allocations.h"
 #include "draft_trace.h"
+#include "support/count_allocations.h"
 
 namespace tandem {
 namespace {
@@ -108,6 +108,27 @@ TEST(LengthAuto, OneFailedDraftDoesNotEndDrafting) {
     n_good += played.tokens / played.seconds * dear.round(0) > 1.2;
   }
   EXPECT_GE(n_good, 16);
+}
+
+// Texts that end in loops, where 31 drafts are right, among texts that draft badly: what the loops taught
+// must not make each new sequence begin with 31 drafts.
+TEST(LengthAuto, ANewSequenceWorksItsWayUp) {
+  const Machine chain{.draft_cost = DraftCost::chain,
+                      .verify = [](int rows) { return 1 + 0.35 * (rows - 1); },
+                      .draft = [](int n) { return 0.15 * n; },
+                      .other = 0.01};
+  LengthKnowledge knowledge(DraftCost::chain);
+  double bad_tokens = 0, bad_seconds = 0;
+  for (uint64_t i = 0; i < 40; ++i) {
+    LengthControl control({});
+    const bool loop = i % 2 == 0;
+    const Played played = play(control, knowledge, iid(loop ? 0.999 : 0.05), chain,
+                               {.n_rounds = loop ? 6 : 120, .limit = kMaxDraft}, i);
+    if (loop) continue;
+    bad_tokens += played.tokens;
+    bad_seconds += played.seconds;
+  }
+  EXPECT_GE(bad_tokens / bad_seconds * chain.round(0), 0.93);
 }
 
 TEST(LengthAuto, CostsAtMostTwoPercentWhereDraftingDoesNotPay) {
