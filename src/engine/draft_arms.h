@@ -15,6 +15,7 @@ struct DraftArm {
   Drafter* drafter;
   LengthKnowledge knowledge;
   int n_begun = 0;       // sequences that got it
+  int last_begun = 0;    // which of all sequences was its last, from 1
   bool is_warm = false;  // it has drafted: its times are no longer those of a first time
   // Of those sequences, older ones counting less: what their tokens would have taken plainly, and what they
   // took.
