@@ -34,7 +34,7 @@ TEST(DraftArms, TheFastestIsUsedAndTheOthersAreLookedAtNowAndThen) {
   EXPECT_GE(n[2], 1);
   speed_up[2] = 2.5;  // texts change
   n = play(80);
-  EXPECT_GE(n[2], 40);
+  EXPECT_GE(n[2], 30);
 }
 
 }  // namespace
