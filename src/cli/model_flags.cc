@@ -114,8 +114,9 @@ void SpeculationFlags::add_to(Options& options, std::vector<std::string>* names)
   options.section(
       "Speculation (changes no token, except by simulated:P, --delta closed, --accept but coupled)");
   const std::string help =
-      "auto, dflash, mtp, ngram, simulated:P or none; auto: the fastest of DIR-dflash beside the model, its "
-      "own MTP head and lookup [auto]";
+      "auto, dflash, mtp, ngram, dflash+ngram, mtp+ngram, simulated:P or none; auto: the fastest of "
+      "DIR-dflash "
+      "beside the model, its own MTP head and lookup [auto]";
   if (names != nullptr) {
     options.add("--drafter", names, "NAME", "May be repeated: " + help);
   } else {

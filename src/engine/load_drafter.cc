@@ -11,6 +11,7 @@
 #include "model/checkpoint_source.h"
 #include "model/published_shapes.h"
 #include "model/quantizing_source.h"
+#include "speculate/lookup_first.h"
 #include "speculate/mtp_drafter.h"
 #include "speculate/ngram_drafter.h"
 #include "speculate/simulated_drafter.h"
@@ -110,6 +111,7 @@ Result<std::unique_ptr<Drafter>> load_mtp(LoadedModel& model, const DrafterOptio
   return drafter;
 }
 
+constexpr std::string_view kWithLookup = "+ngram";
 constexpr std::string_view kSimulated = "simulated:";
 
 Result<double> simulated_acceptance(std::string_view name) {
@@ -129,16 +131,24 @@ Status check_drafter_name(const std::string& name) {
     if (const auto acceptance = simulated_acceptance(name); !acceptance.ok()) return acceptance.error();
     return {};
   }
-  for (const char* known : {"auto", "dflash", "mtp", "ngram", "none"}) {
+  for (const char* known : {"auto", "dflash", "mtp", "ngram", "dflash+ngram", "mtp+ngram", "none"}) {
     if (name == known) return {};
   }
-  return Error{fmt::format("'{}' is no drafter: use auto, dflash, mtp, ngram, simulated:P or none", name)};
+  return Error{fmt::format(
+      "'{}' is no drafter: use auto, dflash, mtp, ngram, dflash+ngram, mtp+ngram, simulated:P or none",
+      name)};
 }
 
 namespace {
 
 Result<std::unique_ptr<Drafter>> load_one(LoadedModel& model, const DrafterOptions& options,
                                           const std::string& name) {
+  if (name.ends_with(kWithLookup)) {
+    TD_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> inner,
+                        load_one(model, options, name.substr(0, name.size() - kWithLookup.size())));
+    return std::unique_ptr<Drafter>(
+        std::make_unique<LookupFirst>(std::move(inner), options.limits.max_sequences));
+  }
   if (!options.folder.empty() && name != "dflash") {
     return Error{
         fmt::format("--draft {} names a DFlash drafter, --drafter {} is another: leave one of them out",
@@ -167,6 +177,7 @@ std::vector<std::string> found_drafters(const LoadedModel& model, const DrafterO
     const bool cached = model.decoder->weight_bytes(1) < kCachedBytes;
     names.insert(cached ? names.begin() : names.end(), "mtp");
   }
+  for (std::string& name : names) name += kWithLookup;
   names.push_back("ngram");
   return names;
 }

@@ -13,8 +13,8 @@
 namespace tandem {
 
 struct DrafterOptions {
-  // none, auto, dflash, mtp, ngram, or simulated:P (accepted by lot with probability P each). auto: what is
-  // there of the folder
+  // none, auto, dflash, mtp, ngram, dflash+ngram, mtp+ngram (lookup_first.h), or simulated:P (accepted by lot
+  // with probability P each). auto: what is there of the folder
   // `<model>-dflash` beside the model, the model's own MTP head, and lookup.
   std::string name = "auto";
   std::string folder;  // of a DFlash drafter; empty: `<model>-dflash`

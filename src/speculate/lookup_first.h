@@ -1,0 +1,40 @@
+// A drafter that is asked only where lookup has nothing good: in text that repeats itself the repetition is
+// the better draft, and costs nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "speculate/drafter.h"
+#include "speculate/ngram.h"
+
+namespace tandem {
+
+class LookupFirst final : public Drafter {
+ public:
+  // A lookup counts from `min_match` equal tokens on.
+  LookupFirst(std::unique_ptr<Drafter> inner, int max_sequences, int min_match = 4);
+
+  std::string_view name() const override { return name_; }
+  DraftCost cost() const override { return inner_->cost(); }
+  int max_draft() const override { return inner_->max_draft(); }
+  bool makes_trees() const override { return inner_->makes_trees(); }
+  Status begin(int slot, const DraftedSequence& sequence) override;
+  void end(int slot) override { inner_->end(slot); }
+  void observe(std::span<const Observation> steps) override { inner_->observe(steps); }
+  void propose(std::span<const DraftRequest> requests) override;
+
+ private:
+  struct Sequence {
+    NgramIndex index;
+    size_t n_seen = 0;  // tokens of the text that are in the index
+  };
+
+  std::unique_ptr<Drafter> inner_;
+  std::string name_;
+  std::vector<Sequence> sequences_;
+  std::vector<DraftRequest> rest_;
+};
+
+}  // namespace tandem
