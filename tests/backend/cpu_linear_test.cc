@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "support/count_allocations.h"
 #include "backend/linear_test_util.h"
+#include "support/count_allocations.h"
 
 namespace tandem::cpu {
 namespace {

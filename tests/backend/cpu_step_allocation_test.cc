@@ -2,8 +2,8 @@
 // ones.
 #include <array>
 
-#include "support/count_allocations.h"
 #include "cpu_ops_test_util.h"
+#include "support/count_allocations.h"
 
 namespace tandem::cpu {
 namespace {
