@@ -70,7 +70,7 @@ TEST_P(Dflash2, DraftsAndChangesNoToken) {
     const auto drafter = value_or_throw(load_drafter(
         model,
         {.name = "auto", .folder = {}, .bits = bits, .limits = {.max_sequences = 3, .max_positions = 1024}}));
-    ASSERT_EQ(drafter->name(), "dflash");
+    ASSERT_EQ(drafter->name(), "dflash+ngram");
     EXPECT_EQ(drafter->max_draft(), 7);
     for (const int tree_nodes : {0, 12}) {
       const Answers drafted = answer(model, drafter.get(), tree_nodes);

@@ -91,7 +91,7 @@ TEST_P(MtpHeads, DraftAndChangeNoToken) {
   LoadedModel model = load(folder, GetParam().backend);
   const Answers plain = answer(model, nullptr);
   const auto drafter = value_or_throw(drafter_of(model, "auto"));
-  EXPECT_EQ(drafter->name(), "mtp") << "a model's own head is found without being named";
+  EXPECT_EQ(drafter->name(), "mtp+ngram") << "a model's own head is found without being named";
   const Answers drafted = answer(model, drafter.get());
   EXPECT_EQ(drafted.tokens, plain.tokens);
   EXPECT_EQ(plain.tokens[1].size(), 24u);

@@ -30,7 +30,13 @@ void* operator new[](size_t bytes, std::align_val_t align) { return counted(byte
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
 }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
 void* operator new(size_t bytes, std::align_val_t align, const std::nothrow_t&) noexcept {
+  return counted(bytes, size_t(align));
+}
+void* operator new[](size_t bytes, std::align_val_t align, const std::nothrow_t&) noexcept {
   return counted(bytes, size_t(align));
 }
 void operator delete(void* p) noexcept { std::free(p); }
