@@ -4,13 +4,12 @@
 #include <fmt/ranges.h>
 
 #include "base/mapped_file.h"
+#include "engine/load_drafter.h"
 #include "model/dflash_network.h"
 #include "model/mtp_head.h"
 
 namespace tandem {
 namespace {
-
-constexpr std::string_view kSuffix = "-dflash";
 
 std::string without_slashes(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -24,8 +23,8 @@ TargetShape shape_of(const std::string& name, const ModelConfig& c) {
 // The model beside a drafter's folder; empty: none there.
 std::string model_beside(const std::string& folder) {
   std::string path = without_slashes(folder);
-  if (!path.ends_with(kSuffix)) return {};
-  path.resize(path.size() - kSuffix.size());
+  if (!path.ends_with(kDflashSuffix)) return {};
+  path.resize(path.size() - kDflashSuffix.size());
   return path.empty() || is_absent(path + "/config.json") ? std::string() : path;
 }
 
@@ -88,7 +87,7 @@ DrafterFacts drafters_of_model(const std::string& folder, const ModelConfig& mod
     add("mtp", fmt::format("MTP head of {} tensors", extras.n_mtp),
         MtpHead::supports(model) ? Status{} : Error{"heads of several layers are not supported"});
   }
-  const std::string beside = without_slashes(folder) + std::string(kSuffix);
+  const std::string beside = dflash_folder_of(folder);
   if (!is_absent(beside)) {
     const Result<DrafterConfig> drafter = load_drafter_config(beside);
     add("dflash", beside, drafter.ok() ? check_target(*drafter, shape_of(folder, model)) : drafter.error());

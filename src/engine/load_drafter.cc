@@ -23,13 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr size_t kCachedBytes = size_t{64} << 20;  // about a last-level cache
 
-// `<model>-dflash` beside the model folder.
-std::string dflash_folder_of(const std::string& model) {
-  std::string path = model;
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path + "-dflash";
-}
-
 bool is_folder(const std::string& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored);
@@ -125,6 +118,12 @@ Result<double> simulated_acceptance(std::string_view name) {
 }
 
 }  // namespace
+
+std::string dflash_folder_of(const std::string& model) {
+  std::string path = model;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path + std::string(kDflashSuffix);
+}
 
 Status check_drafter_name(const std::string& name) {
   if (name.starts_with(kSimulated)) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/loaded_model.h"
@@ -11,6 +12,10 @@
 #include "speculate/drafter.h"
 
 namespace tandem {
+
+// Where a model's DFlash drafter is looked for: beside it, under its name with this behind.
+inline constexpr std::string_view kDflashSuffix = "-dflash";
+std::string dflash_folder_of(const std::string& model);
 
 struct DrafterOptions {
   // none, auto, dflash, mtp, ngram, dflash+ngram, mtp+ngram (lookup_first.h), or simulated:P (accepted by lot

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "speculate/drafter.h"
-#include "speculate/ngram.h"
+#include "speculate/ngram_drafter.h"
 
 namespace tandem {
 
@@ -26,15 +26,10 @@ class LookupFirst final : public Drafter {
   void propose(std::span<const DraftRequest> requests) override;
 
  private:
-  struct Sequence {
-    NgramIndex index;
-    size_t n_seen = 0;  // tokens of the text that are in the index
-  };
-
   std::unique_ptr<Drafter> inner_;
   std::string name_;
-  std::vector<Sequence> sequences_;
-  std::vector<DraftRequest> rest_;
+  NgramDrafter lookup_;
+  std::vector<DraftRequest> chains_, rest_;
 };
 
 }  // namespace tandem

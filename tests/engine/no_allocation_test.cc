@@ -107,7 +107,7 @@ TEST(DecodeRound, WithADrafterAllocatesNothing) {
                                           .progress = {},
                                           .warn = {}});
   ASSERT_TRUE(model.ok()) << model.error().message;
-  for (const char* name : {"dflash", "mtp", "ngram"}) {
+  for (const char* name : {"dflash", "mtp", "ngram", "mtp+ngram"}) {
     const auto drafter = load_drafter(
         *model,
         {.name = name, .folder = {}, .bits = 8, .limits = {.max_sequences = 2, .max_positions = 1024}});
