@@ -24,22 +24,48 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 # No contraction anywhere: a fused multiply-add appears where the source writes std::fma or an intrinsic
 # (exactness: the same bits whatever the compiler's mood).
-add_compile_options(-Wall -Wextra -ffp-contract=off)
+set(TANDEM_HOST_LANGUAGES "$<COMPILE_LANGUAGE:C,CXX>")
+add_compile_options("$<${TANDEM_HOST_LANGUAGES}:-Wall;-Wextra;-ffp-contract=off>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms: std::string operator+ (GCC bug 105651), std::optional (bug 80635).
-  add_compile_options(-Wno-restrict -Wno-maybe-uninitialized)
+  add_compile_options("$<${TANDEM_HOST_LANGUAGES}:-Wno-restrict;-Wno-maybe-uninitialized>")
 endif()
 if(TANDEM_WERROR)
-  add_compile_options(-Werror)
+  add_compile_options("$<${TANDEM_HOST_LANGUAGES}:-Werror>")
 endif()
 add_compile_definitions($<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
 if(TANDEM_SANITIZE)
-  add_compile_options(-fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_compile_options(
+    "$<${TANDEM_HOST_LANGUAGES}:-fsanitize=${TANDEM_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   add_link_options(-fsanitize=${TANDEM_SANITIZE})
 endif()
 if(TANDEM_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)  # the fuzzer sees which branches of our modules an input takes
 endif()
+
+# The cuda backend. Kernels are written for Hopper first; a list of architectures makes them for other cards too.
+set(TANDEM_CUDA AUTO CACHE STRING "build the cuda backend: AUTO (where a toolkit is found), ON or OFF")
+set(TANDEM_CUDA_ARCHITECTURES 90a CACHE STRING "compute capabilities to compile kernels for")
+if(NOT TANDEM_CUDA STREQUAL "OFF" AND NOT TANDEM_SANITIZE)
+  find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
+  if(TANDEM_NVCC)
+    set(CMAKE_CUDA_COMPILER ${TANDEM_NVCC})
+    set(CMAKE_CUDA_ARCHITECTURES ${TANDEM_CUDA_ARCHITECTURES})
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    if(CCACHE)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+    endif()
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # cmake 3.25 does not know that nvcc 13 has it
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    # No contraction here either. relaxed-constexpr: std::min and its kind in host-device helpers.
+    set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --fmad=false --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra")
+    set(TANDEM_HAS_CUDA ON)
+  elseif(TANDEM_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TANDEM_CUDA is ON, but there is no nvcc on the PATH or in /usr/local/cuda/bin")
+  endif()
+endif()
+
 find_program(LLD ld.lld)
 if(LLD)
   add_link_options(-fuse-ld=lld)

@@ -230,6 +230,15 @@ struct Reserve {
   int moe_top_k = 0;
 };
 
+// A whole step of one model: the operations that `body` calls with `step`, and the tokens it embeds.
+struct StepRun {
+  const void* owner = nullptr;  // who runs it; other owners' steps are of another kind
+  const Step* step = nullptr;
+  std::span<const int32_t> ids = {};  // what body passes to embed, or empty
+  void (*body)(void*) = nullptr;
+  void* context = nullptr;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -255,11 +264,10 @@ class Backend {
   // out.
   virtual bool memory_is_host() const { return true; }
 
-  // Runs a whole step. A backend may record `body` once per key (same shapes, same buffers) and replay it.
-  virtual void run(uint64_t key, void (*body)(void*), void* context) {
-    (void)key;
-    body(context);
-  }
+  // Runs a whole step. A backend may record what run.body does once per kind of step (same owner, same shapes)
+  // and replay it with another step's rows: so everything in which two steps of a kind differ stands in run.step
+  // and run.ids, and what `body` leaves on the host would be left out.
+  virtual void run(const StepRun& run) { run.body(run.context); }
 
   // ---- primitives ----
   // y[r] = row ids[r] of `table`, dequantised. Errors: none; ids are checked by the caller.

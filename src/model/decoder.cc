@@ -137,26 +137,23 @@ void Decoder::forward_rows(const Step& step, const StatePool& pool) {
 }
 
 void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
+  residual_ = x_all_.row_range(0, step.n_rows);
+  angles_ = angles_all_.row_range(0, step.n_rows);
+  if (!taps_.empty()) features_ = features_all_.row_range(0, step.n_rows);
   struct Run {
     Decoder* decoder;
     const Step* step;
     std::span<const TokenId> ids;  // empty: the rows are there already
     const StatePool* pool;
   } run{this, &step, ids, &pool};
-  const uint64_t key =
-      uint64_t(step.path == Path::prefill) << 63 | uint64_t(step.seqs.size()) << 32 | uint64_t(step.n_rows);
-  backend_->run(
-      key,
-      [](void* context) {
-        const Run& r = *static_cast<Run*>(context);
-        Decoder& d = *r.decoder;
-        d.residual_ = d.x_all_.row_range(0, r.step->n_rows);
-        d.angles_ = d.angles_all_.row_range(0, r.step->n_rows);
-        if (!d.taps_.empty()) d.features_ = d.features_all_.row_range(0, r.step->n_rows);
-        if (!r.ids.empty()) d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
-        d.run_layers(*r.step, *r.pool);
-      },
-      &run);
+  const auto body = [](void* context) {
+    const Run& r = *static_cast<Run*>(context);
+    Decoder& d = *r.decoder;
+    if (!r.ids.empty()) d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
+    d.run_layers(*r.step, *r.pool);
+  };
+  if (observer_) return body(&run);  // it looks at every step, recorded or not
+  backend_->run({.owner = this, .step = &step, .ids = ids, .body = body, .context = &run});
 }
 
 void Decoder::set_attention_view(int layer, bool bidirectional, int window) {

@@ -112,7 +112,8 @@ void RelativeL2::add(const Rows& got, const Estimates& want) {
 double RelativeL2::value() const { return std::sqrt(error_ / (norm_ + 1e-300)); }
 
 Activations activations_of(const Arithmetic& arithmetic) {
-  return arithmetic.rounded_activations ? Activations::rounded : Activations::exact;
+  if (!arithmetic.rounded_activations) return Activations::exact;
+  return arithmetic.bf16_everywhere ? Activations::halves : Activations::rounded;
 }
 
 Estimates linear(const Estimates& x, const LinearSpec& w, Activations activations) {
@@ -143,6 +144,9 @@ Estimates linear(const Estimates& x, const LinearSpec& w, Activations activation
       case Activations::rounded:
         quantised[size_t(r)] = round_activations(x.row(r), k);
         halves[size_t(r)] = round_to_bf16(x.row(r), k);
+        break;
+      case Activations::halves:
+        quantised[size_t(r)] = halves[size_t(r)] = round_to_bf16(x.row(r), k);
         break;
       case Activations::uncertain:
         quantised[size_t(r)] = widen_activations(x.row(r), k);

@@ -48,9 +48,10 @@ class RelativeL2 {
 enum class Activations {
   exact,      // not rounded
   rounded,    // rounded to 8 bits or to bf16 in the estimate too: bounds stay at fp32 level
+  halves,     // rounded to bf16 for affine weights as well
   uncertain,  // not rounded in the estimate; the rounding is part of the bound
 };
-Activations activations_of(const Arithmetic& arithmetic);  // exact or rounded
+Activations activations_of(const Arithmetic& arithmetic);  // all but uncertain
 
 // y = x w^T in slices (+ bias); `parts` are matrices below each other, rows [first_row, first_row + n) of
 // them are used.

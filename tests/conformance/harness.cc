@@ -7,8 +7,12 @@
 #include <numbers>
 #include <string_view>
 
+#ifdef TANDEM_CONFORMANCE_CUDA
+#include "backend/cuda/cuda_backend.h"
+#else
 #include "backend/cpu/cpu_backend.h"
 #include "backend/reference/reference_backend.h"
+#endif
 
 namespace tandem::conformance {
 namespace {
@@ -292,6 +296,15 @@ std::string exact_form(const std::string& name) {
   return name.substr(0, name.size() - (closed_form(name) ? kClosed.size() : 0));
 }
 
+#ifdef TANDEM_CONFORMANCE_CUDA
+std::unique_ptr<Backend> make(const std::string& name, int) {
+  auto backend = make_cuda_backend(closed_form(name) ? DeltaForm::closed : DeltaForm::exact);
+  EXPECT_TRUE(backend.ok()) << backend.error().message;
+  return std::move(backend).value();
+}
+std::vector<std::string> fast_backends() { return {"cuda"}; }
+std::vector<std::string> all_backends() { return {"cuda"}; }
+#else
 std::unique_ptr<Backend> make(const std::string& name, int threads) {
   const DeltaForm delta = closed_form(name) ? DeltaForm::closed : DeltaForm::exact;
   const std::string exact = exact_form(name);
@@ -314,6 +327,7 @@ std::vector<std::string> all_backends() {
   names.insert(names.begin(), "reference");
   return names;
 }
+#endif
 
 std::vector<std::string> closed_form_backends() {
   std::vector<std::string> names = all_backends();

@@ -1,0 +1,128 @@
+// The cuda backend's class. Kernel families: linear.cu, rowwise.cu, attention.cu, delta.cu, moe.cu.
+//
+// An operation takes the step's table with table(step), launches kernels on the card's stream and returns.
+// What a kernel sums, it sums in an order that the shapes fix: no atomics on sums, no grid size in it, no
+// number of rows.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/runtime.h"
+#include "backend/cuda/step_stage.h"
+#include "backend/cuda/step_table.cuh"
+
+namespace tandem::cuda {
+
+class CudaWeight;
+
+// Device memory that grows when asked (load time) and never in a recorded step.
+class Scratchpad {
+ public:
+  Scratchpad(Card& card, int& epoch) : card_(&card), epoch_(&epoch) {}
+  ~Scratchpad() {
+    if (data_ != nullptr) card_->release(data_);
+  }
+  Scratchpad(const Scratchpad&) = delete;
+  Scratchpad& operator=(const Scratchpad&) = delete;
+  // At least `bytes`, zeroed when made. Grows only outside recordings (`may_grow`), and then counts `epoch`
+  // up.
+  std::byte* need(size_t bytes, bool may_grow);
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Card* card_;
+  int* epoch_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(std::unique_ptr<Card> card, DeltaForm delta);
+  ~CudaBackend() override;
+
+  std::string description() const override;
+  std::string name() const override { return "cuda"; }
+  int threads() const override { return 1; }
+  size_t available_bytes() const override { return card_->available_bytes(); }
+
+  Result<DeviceBuffer> allocate(size_t bytes, const std::string& purpose) override;
+  Result<std::unique_ptr<Weight>> pack(const PackRequest& request) override;
+  Status reserve(const Reserve& largest) override;
+  size_t kv_page_bytes(const AttentionShape& shape) const override;
+
+  void copy_in(std::byte* device, std::span<const std::byte> host) override;
+  void copy_out(std::span<std::byte> host, const std::byte* device) override;
+  void zero(std::byte* device, size_t bytes) override;
+  bool memory_is_host() const override { return false; }
+  void run(const StepRun& run) override;
+
+  Card& card() { return *card_; }
+
+ protected:
+  void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) override;
+  void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) override;
+  void do_linear(Path path, View x, const Weight& w, MutView y) override;
+  void do_linear_add(Path path, View x, const Weight& w, MutView residual) override;
+  void do_rms_norm(View x, View gain, float eps, MutView y) override;
+  void do_silu_mul(View gate_up, MutView y) override;
+  void do_gated_norm(View o, View z, View gain, float eps, MutView y) override;
+  void do_rope_angles(const Step& step, View frequencies, float m, MutView angles) override;
+  void do_attention_prep(const Step& step, const AttentionPrep& args) override;
+  void do_attention(const Step& step, const Attention& args) override;
+  void do_move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
+                  std::span<const uint8_t> rows) override;
+  void do_block_conv(const Step& step, const BlockConv& args) override;
+  void do_delta_conv(const Step& step, const DeltaConv& args) override;
+  void do_delta_step(const Step& step, const DeltaStep& args) override;
+  void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
+  void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
+  void do_moe_experts(Path path, const MoeExperts& args) override;
+
+ private:
+  // The table of `step` on the card. Inside run() it is there already; outside it is copied now.
+  const StepTable& table(const Step& step);
+  // Token ids or row numbers on the card, likewise.
+  const int32_t* ids_on_card(std::span<const int32_t> ids);
+  // Whether memory may grow now: not while a step is recorded.
+  bool may_grow() const { return !recording_; }
+  // Positions the longest sequence of the step attends to: what grids over keys are sized by. In a recorded
+  // step rounded up, so that one recording serves many lengths.
+  int max_keys(const Step& step) const;
+
+  // y (+)= x w^T for any rows: x rounded to bf16 first where the weight's format wants it.
+  void linear_rows(View x, const Weight& w, MutView y, bool add);
+  // The same with x rounded already ([rows, x_stride], zero beyond k); `rows` as fp32 for fp32 weights.
+  void product(const uint16_t* x, int64_t x_stride, View rows, const CudaWeight& w, MutView y, bool add);
+  void reserve_linear(const CudaWeight& w, int max_rows);
+
+  using RunKey = std::tuple<const void*, int, int, int, int, int>;
+  RunKey key_of(const StepRun& run) const;
+
+  std::unique_ptr<Card> card_;
+  const DeltaForm delta_;
+  StepStage stage_;
+  const Step* staged_ = nullptr;  // the step that run() has brought to the card
+  bool staged_ids_ = false;
+  bool recording_ = false;
+  std::map<RunKey, std::unique_ptr<Recording>> recordings_;
+  int scratch_epoch_ = 0;  // changes when scratch moves
+  std::pair<int, int> recordings_epoch_ = {0,
+                                           0};  // what the recordings were made under: of stage, of scratch
+
+  // Scratch of the kernel families; each is used within one operation only.
+  Scratchpad staging_;      // pack: rows on their way
+  Scratchpad activations_;  // linear: x in bf16
+  Scratchpad partials_;     // linear, attention: partial sums
+  Scratchpad counters_;     // arrivals of blocks; zero between operations
+  Scratchpad rows_;         // copy_rows, embed: row numbers given by the host
+  Scratchpad experts_;      // moe
+};
+
+}  // namespace tandem::cuda

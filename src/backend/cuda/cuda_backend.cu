@@ -1,0 +1,165 @@
+// Memory, steps and recordings of the cuda backend.
+#include "backend/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/weight.h"
+#include "base/check.h"
+
+namespace tandem {
+namespace cuda {
+namespace {
+
+// Grids over keys of a recorded step are sized for this many positions and its doubles.
+constexpr int kSmallestContext = 1024;
+
+void release(void* card, std::byte* data, size_t) { static_cast<Card*>(card)->release(data); }
+
+std::string gib(size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GiB", double(bytes) / double(size_t{1} << 30));
+  return text;
+}
+
+}  // namespace
+
+std::byte* Scratchpad::need(size_t bytes, bool may_grow) {
+  if (bytes <= bytes_) return data_;
+  TD_CHECK(may_grow, "scratch of %zu bytes in a recorded step, %zu reserved", bytes, bytes_);
+  if (data_ != nullptr) card_->release(data_);
+  data_ = card_->allocate(bytes);
+  TD_CHECK(data_ != nullptr, "no device memory for %zu bytes of scratch", bytes);
+  card_->zero(data_, bytes);
+  bytes_ = bytes;
+  ++*epoch_;
+  return data_;
+}
+
+CudaBackend::CudaBackend(std::unique_ptr<Card> card, DeltaForm delta)
+    : card_(std::move(card)),
+      delta_(delta),
+      stage_(*card_),
+      staging_(*card_, scratch_epoch_),
+      activations_(*card_, scratch_epoch_),
+      partials_(*card_, scratch_epoch_),
+      counters_(*card_, scratch_epoch_),
+      rows_(*card_, scratch_epoch_),
+      experts_(*card_, scratch_epoch_) {}
+
+CudaBackend::~CudaBackend() { card_->wait(); }
+
+std::string CudaBackend::description() const {
+  const CardInfo& info = card_->info();
+  return "cuda/sm_" + std::to_string(info.sm_version) +
+         (delta_ == DeltaForm::closed ? ", closed form (" : " (") + info.name + ")";
+}
+
+Result<DeviceBuffer> CudaBackend::allocate(size_t bytes, const std::string& purpose) {
+  const size_t free = card_->available_bytes();
+  std::byte* data = bytes <= free ? card_->allocate(std::max<size_t>(bytes, 1)) : nullptr;
+  if (data == nullptr) {
+    return Error{purpose + ": " + gib(bytes) + " (" + std::to_string(bytes) +
+                 " bytes) of GPU memory wanted, " + gib(free) + " (" + std::to_string(free) +
+                 " bytes) available; use a smaller context, fewer sequences or a " + "model of fewer bits"};
+  }
+  return DeviceBuffer(data, bytes, card_.get(), release);
+}
+
+void CudaBackend::copy_in(std::byte* device, std::span<const std::byte> host) {
+  card_->copy_in(device, host.data(), host.size());
+  card_->wait();  // the caller may let go of `host`
+}
+
+void CudaBackend::copy_out(std::span<std::byte> host, const std::byte* device) {
+  card_->copy_out(host.data(), device, host.size());
+}
+
+void CudaBackend::zero(std::byte* device, size_t bytes) { card_->zero(device, bytes); }
+
+Status CudaBackend::reserve(const Reserve& largest) {
+  for (const Weight* w : largest.weights) reserve_linear(ours(*w), largest.max_rows);
+  return {};
+}
+
+const StepTable& CudaBackend::table(const Step& step) {
+  if (staged_ == nullptr) {
+    stage_.put(step, {});
+  } else {
+    TD_CHECK(staged_ == &step, "an operation of another step inside run() of a step of %d rows",
+             staged_->n_rows);
+  }
+  return stage_.table();
+}
+
+const int32_t* CudaBackend::ids_on_card(std::span<const int32_t> ids) {
+  if (staged_ids_) return stage_.table().ids;
+  auto* device = rows_.need(ids.size_bytes(), may_grow());
+  card_->copy_in(device, std::as_bytes(ids).data(), ids.size_bytes());
+  return reinterpret_cast<const int32_t*>(device);
+}
+
+int CudaBackend::max_keys(const Step& step) const {
+  int most = 0;
+  for (const SeqStep& seq : step.seqs) most = std::max(most, seq.start + seq.n_rows);
+  if (staged_ == nullptr || step.path == Path::prefill) return most;
+  int bucket = kSmallestContext;
+  while (bucket < most) bucket *= 2;
+  return bucket;
+}
+
+CudaBackend::RunKey CudaBackend::key_of(const StepRun& run) const {
+  int most_rows = 0;
+  bool trees = false;
+  for (const SeqStep& seq : run.step->seqs) {
+    most_rows = std::max(most_rows, seq.n_rows);
+    trees |= !seq.parents.empty();
+  }
+  return {run.owner, run.step->n_rows,    int(run.step->seqs.size()),
+          most_rows, max_keys(*run.step), int(trees) * 2 + int(run.ids.empty())};
+}
+
+void CudaBackend::run(const StepRun& run) {
+  stage_.put(*run.step, run.ids);
+  staged_ = run.step;
+  staged_ids_ = !run.ids.empty();
+  if (const std::pair now(stage_.epoch(), scratch_epoch_); recordings_epoch_ != now) {
+    recordings_.clear();
+    recordings_epoch_ = now;
+  }
+  if (run.step->path == Path::prefill) {
+    run.body(run.context);
+  } else {
+    // The first step of a kind runs as it is, which also makes whatever scratch it needs; the second is
+    // recorded.
+    const auto [at, first] = recordings_.try_emplace(key_of(run));
+    std::unique_ptr<Recording>& recording = at->second;
+    if (first) {
+      run.body(run.context);
+    } else {
+      if (!recording && card_->begin_recording()) {
+        recording_ = true;
+        run.body(run.context);
+        recording_ = false;
+        recording = card_->end_recording();
+      }
+      if (recording) {
+        card_->replay(*recording);
+      } else {
+        run.body(run.context);
+      }
+    }
+  }
+  staged_ = nullptr;
+  staged_ids_ = false;
+}
+
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(DeltaForm delta) {
+  TD_ASSIGN_OR_RETURN(std::unique_ptr<cuda::Card> card, cuda::Card::open());
+  return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(std::move(card), delta));
+}
+
+}  // namespace tandem

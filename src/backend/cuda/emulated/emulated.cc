@@ -1,0 +1,206 @@
+#include "backend/cuda/emulated/emulated.h"
+
+#include <boost/context/detail/fcontext.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+namespace tandem::cuda::emulated {
+namespace {
+
+namespace ctx = boost::context::detail;
+
+constexpr size_t kStackBytes = 64 * 1024;
+constexpr int kMaxThreads = 1024;
+constexpr size_t kMaxShared = 228 * 1024;
+
+// Threads meet here: all leave once `members` have arrived.
+struct Meeting {
+  int members = 0, arrived = 0;
+  unsigned round = 0;
+};
+
+struct Warp {
+  Meeting meeting;
+  uint32_t bits[32] = {};
+  struct Operands {
+    float d[4];
+    uint32_t a[4], b[2];
+  } operands[32] = {};
+};
+
+struct Fiber {
+  ctx::fcontext_t context = nullptr;
+  bool done = false;
+};
+
+struct Block {
+  const char* name = nullptr;
+  void (*body)(const void*) = nullptr;
+  const void* argument = nullptr;
+  int n_threads = 0;
+  Meeting meeting;
+  std::vector<Warp> warps = std::vector<Warp>(kMaxThreads / 32);
+  std::vector<Fiber> fibers = std::vector<Fiber>(kMaxThreads);
+  std::vector<std::unique_ptr<std::byte[]>> stacks;
+  std::unique_ptr<std::byte[]> shared = std::make_unique<std::byte[]>(kMaxShared + 128);
+  ctx::fcontext_t scheduler = nullptr;
+  int current = 0;
+  ThreadIndex index;
+};
+
+Block& block() {
+  static Block b;
+  return b;
+}
+
+void enter(ctx::transfer_t from) {
+  Block& b = block();
+  b.scheduler = from.fctx;
+  b.body(b.argument);
+  b.fibers[size_t(b.current)].done = true;
+  ctx::jump_fcontext(b.scheduler, nullptr);
+}
+
+// Hands over to the other threads of the block.
+void yield() {
+  Block& b = block();
+  const int me = b.current;
+  b.scheduler = ctx::jump_fcontext(b.scheduler, nullptr).fctx;
+  b.current = me;
+  b.index.thread.x = unsigned(me);
+}
+
+void meet(Meeting& m) {
+  const unsigned round = m.round;
+  if (++m.arrived == m.members) {
+    m.arrived = 0;
+    ++m.round;
+    return;
+  }
+  while (m.round == round) yield();
+}
+
+Warp& warp() {
+  Block& b = block();
+  return b.warps[size_t(b.current / 32)];
+}
+int lane() { return block().current % 32; }
+
+void run_block() {
+  Block& b = block();
+  for (int i = 0; i < b.n_threads; ++i) {
+    if (size_t(i) >= b.stacks.size()) b.stacks.push_back(std::make_unique<std::byte[]>(kStackBytes));
+    b.fibers[size_t(i)] = {ctx::make_fcontext(b.stacks[size_t(i)].get() + kStackBytes, kStackBytes, enter),
+                           false};
+  }
+  b.meeting = {b.n_threads, 0, 0};
+  for (int w = 0; w * 32 < b.n_threads; ++w) b.warps[size_t(w)].meeting = {32, 0, 0};
+  std::memset(b.shared.get(), 0xcd, kMaxShared);
+  for (int left = b.n_threads, idle = 0; left > 0;) {
+    const int before = left;
+    unsigned rounds = b.meeting.round;
+    for (int w = 0; w * 32 < b.n_threads; ++w) rounds += b.warps[size_t(w)].meeting.round;
+    for (int i = 0; i < b.n_threads; ++i) {
+      Fiber& f = b.fibers[size_t(i)];
+      if (f.done) continue;
+      b.current = i;
+      b.index.thread.x = unsigned(i);
+      f.context = ctx::jump_fcontext(f.context, nullptr).fctx;
+      if (f.done) --left;
+    }
+    unsigned after = b.meeting.round;
+    for (int w = 0; w * 32 < b.n_threads; ++w) after += b.warps[size_t(w)].meeting.round;
+    idle = before == left && after == rounds ? idle + 1 : 0;
+    if (idle > 1) {
+      std::fprintf(stderr, "kernel %s, block %u: %d threads wait at a barrier that the others never reach\n",
+                   b.name, b.index.block.x, left);
+      std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+const ThreadIndex& here() { return block().index; }
+std::byte* dynamic_shared_memory() {
+  auto at = reinterpret_cast<uintptr_t>(block().shared.get());
+  return block().shared.get() + (128 - at % 128) % 128;
+}
+void sync_block() { meet(block().meeting); }
+void sync_warp() { meet(warp().meeting); }
+
+uint32_t exchange(uint32_t bits, int from) {
+  Warp& w = warp();
+  w.bits[lane()] = bits;
+  meet(w.meeting);
+  const uint32_t got = w.bits[from];
+  meet(w.meeting);
+  return got;
+}
+
+unsigned ballot(bool vote) {
+  Warp& w = warp();
+  w.bits[lane()] = vote;
+  meet(w.meeting);
+  unsigned all = 0;
+  for (int i = 0; i < 32; ++i) all |= w.bits[i] << i;
+  meet(w.meeting);
+  return all;
+}
+
+uint32_t bf16_bits(float x) {
+  const uint32_t u = __float_as_uint(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return (u >> 16) | 0x40u;
+  return (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+
+void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  Warp& w = warp();
+  Warp::Operands& mine = w.operands[lane()];
+  std::memcpy(mine.a, a, sizeof mine.a);
+  mine.b[0] = b0;
+  mine.b[1] = b1;
+  meet(w.meeting);
+  const auto half = [](uint32_t pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); };
+  const int g = lane() / 4, t = lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + (i >= 2 ? 8 : 0), column = 2 * t + i % 2;
+    float sum = d[i];
+    for (int k = 0; k < 16; ++k) {
+      const Warp::Operands& of_a = w.operands[row % 8 * 4 + k % 8 / 2];
+      const Warp::Operands& of_b = w.operands[column * 4 + k % 8 / 2];
+      sum += half(of_a.a[(k >= 8 ? 2 : 0) + (row >= 8 ? 1 : 0)], k % 2) * half(of_b.b[k >= 8 ? 1 : 0], k % 2);
+    }
+    d[i] = sum;
+  }
+  meet(w.meeting);
+}
+
+void run(const char* name, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(const void*),
+         const void* argument) {
+  Block& b = block();
+  if (threads.y != 1 || threads.z != 1 || threads.x > unsigned(kMaxThreads) || threads.x % 32 != 0 ||
+      shared_bytes > kMaxShared) {
+    std::fprintf(stderr, "kernel %s: a block of %u x %u x %u threads, %zu bytes of shared memory\n", name,
+                 threads.x, threads.y, threads.z, shared_bytes);
+    std::abort();
+  }
+  b.name = name;
+  b.body = body;
+  b.argument = argument;
+  b.n_threads = int(threads.x);
+  b.index.block_dim = threads;
+  b.index.grid_dim = grid;
+  for (unsigned z = 0; z < grid.z; ++z) {
+    for (unsigned y = 0; y < grid.y; ++y) {
+      for (unsigned x = 0; x < grid.x; ++x) {
+        b.index.block = {x, y, z};
+        run_block();
+      }
+    }
+  }
+}
+
+}  // namespace tandem::cuda::emulated

@@ -1,0 +1,144 @@
+// What the kernels of this folder are written in: CUDA C++ and the few instructions it has no words for, each
+// as one function. Compiled by nvcc they run on a GPU. Compiled by a host compiler with TANDEM_CUDA_EMULATED
+// the same sources run on the CPU, thread by thread (emulated/emulated.h): slowly, but in the same order of
+// every barrier, exchange and sum, so that tests find wrong indices and missing barriers without a card.
+//
+// Kernels keep to what both understand: a kernel takes one argument, a struct; dynamic shared memory is
+// shared_memory(); blocks never wait for each other (the last to arrive does what is left: last_arrival).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#ifdef TANDEM_CUDA_EMULATED
+#include "backend/cuda/emulated/emulated.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+namespace tandem::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ int lane_id() { return int(threadIdx.x) & (kWarp - 1); }
+__device__ __forceinline__ int warp_id() { return int(threadIdx.x) / kWarp; }
+
+// The block's dynamic shared memory, 128-byte aligned.
+__device__ __forceinline__ std::byte* shared_memory() {
+#ifdef TANDEM_CUDA_EMULATED
+  return emulated::dynamic_shared_memory();
+#else
+  extern __shared__ __align__(128) unsigned char memory[];
+  return reinterpret_cast<std::byte*>(memory);
+#endif
+}
+
+// Programmatic dependent launch: what comes after wait_for_inputs() sees everything the kernel before wrote;
+// what comes before it (weights, constants) may run while that kernel still does. Every kernel calls it,
+// always, and before its first global write.
+__device__ __forceinline__ void wait_for_inputs() {
+#if !defined(TANDEM_CUDA_EMULATED) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the kernel after this one start as soon as all blocks have said so.
+__device__ __forceinline__ void let_next_start() {
+#if !defined(TANDEM_CUDA_EMULATED) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// d += a b for a 16 x 16 tile a, a 16 x 8 tile b of bf16, summed in fp32. With g = lane / 4, t = lane % 4:
+//   a[0] = A[g][2t, 2t+1], a[1] = A[g+8][2t..], a[2] = A[g][2t+8..], a[3] = A[g+8][2t+8..]
+//   b0 = B[2t, 2t+1][g], b1 = B[2t+8, 2t+9][g];  d[0, 1] = D[g][2t, 2t+1], d[2, 3] = D[g+8][2t, 2t+1]
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::mma_bf16(d, a, b0, b1);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// (a & b) | c and (a & b) ^ c in one instruction.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
+__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) { return (a & b) ^ c; }
+
+// bf16 values are their bits here; a pair lies in one word, the first in the low half.
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float bf16_value(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
+
+// Rounded to nearest even; NaN stays NaN.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+#if !defined(TANDEM_CUDA_EMULATED)
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+#else
+  return emulated::bf16_bits(low) | emulated::bf16_bits(high) << 16;
+#endif
+}
+__device__ __forceinline__ uint16_t bf16_bits(float x) { return uint16_t(bf16_pair(x, 0.0f) & 0xffffu); }
+
+__device__ __forceinline__ uint32_t add_bf16_pairs(uint32_t a, uint32_t b) {
+#ifdef TANDEM_CUDA_EMULATED
+  return bf16_pair(bf16_low(a) + bf16_low(b), bf16_high(a) + bf16_high(b));
+#else
+  uint32_t d;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+#endif
+}
+
+// 16 bytes that are read once: weights, past the caches that others need. p is 16-byte aligned.
+__device__ __forceinline__ uint4 stream_load(const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  return *static_cast<const uint4*>(p);
+#else
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+#endif
+}
+
+// Sum over the warp; every lane gets it. Halves are exchanged from far to near: one fixed order.
+__device__ __forceinline__ float warp_sum(float v) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(kAllLanes, v, distance);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, distance));
+  return v;
+}
+
+// The block's threads all call it, after their global writes. True for the threads of the block that is the
+// last of `n_blocks` to arrive at `counter` (zero before the first use, zero again afterwards): that block
+// sees what all of them wrote.
+__device__ __forceinline__ bool last_arrival(unsigned* counter, unsigned n_blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(counter, 1u) == n_blocks - 1;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// ---- elementary functions: one each, whatever the kernel ----
+__device__ __forceinline__ float exp_(float x) { return expf(x); }
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+// 1 / sqrt(x), both correctly rounded.
+__device__ __forceinline__ float inverse_root(float x) { return 1.0f / sqrtf(x); }
+
+}  // namespace tandem::cuda
