@@ -102,6 +102,9 @@ class CudaBackend final : public Backend {
   void product(const uint16_t* x, int64_t x_stride, View rows, const CudaWeight& w, MutView y, bool add);
   void reserve_linear(const CudaWeight& w, int max_rows);
 
+  // fold_states of the convolution's windows.
+  void fold_windows(const Step& step, const DeltaShape& shape, const DeltaState& state);
+
   using RunKey = std::tuple<const void*, int, int, int, int, int>;
   RunKey key_of(const StepRun& run) const;
 
