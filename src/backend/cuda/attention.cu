@@ -1,19 +1,168 @@
-// Rotary embedding, the KV cache and softmax attention.
+// Softmax attention: launches of attend.cuh, and the merge of chunks.
+#include <algorithm>
+
+#include "backend/cuda/attend.cuh"
 #include "backend/cuda/cuda.h"
 #include "base/check.h"
 
 namespace tandem::cuda {
+namespace {
 
-size_t CudaBackend::kv_page_bytes(const AttentionShape& shape) const {
-  return size_t(2) * kPageTokens * size_t(shape.kv_dim()) * sizeof(uint16_t);
+constexpr int kMergeThreads = 256;
+// Steps whose partial sums do not fit in this go by some of their sequences at a time.
+constexpr size_t kPartialBytes = size_t{256} << 20;
+
+// Grid: heads, rows. Every chunk of a row is weighed by its highest score against the row's; a thread has
+// four dimensions of every n-th chunk, ascending, and the n runs are added ascending.
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttendArgs a) {
+  __shared__ float of_warp[2][kMergeThreads / kWarp];
+  __shared__ float4 of_thread[kMergeThreads];
+  wait_for_inputs();
+  const int row = int(blockIdx.y) + (a.base_is_first_row ? a.table.seqs[a.first_seq].first_row : 0);
+  if (row >= a.n_rows || a.table.row_seq[row] >= a.first_seq + a.n_seqs) return;
+  const int head = int(blockIdx.x), thread = int(threadIdx.x), dims = a.cache.dims;
+  const SeqEntry& seq = a.table.seqs[a.table.row_seq[row]];
+  const Keys keys = keys_of(a, seq, row - seq.first_row);
+  const int first = chunk_of(keys.first), last = chunk_of(keys.end - 1);
+  auto* weights = reinterpret_cast<float*>(shared_memory());
+
+  float highest = kNoScore;
+  for (int c = thread; c <= last; c += kMergeThreads) {
+    if (c >= first) highest = fmaxf(highest, partial_of(a, row, head, c)[dims]);
+  }
+  highest = warp_max(highest);
+  if (lane_id() == 0) of_warp[0][warp_id()] = highest;
+  __syncthreads();
+  for (int w = 0; w < kMergeThreads / kWarp; ++w) highest = fmaxf(highest, of_warp[0][w]);
+  float total = 0;
+  for (int c = thread; c <= last; c += kMergeThreads) {
+    if (c < first) continue;
+    const float* partial = partial_of(a, row, head, c) + dims;
+    const float weight = exp_(partial[0] - highest);
+    weights[c] = weight;
+    total = fmaf(partial[1], weight, total);
+  }
+  total = warp_sum(total);
+  if (lane_id() == 0) of_warp[1][warp_id()] = total;
+  __syncthreads();
+  total = 0;
+  for (int w = 0; w < kMergeThreads / kWarp; ++w) total += of_warp[1][w];
+
+  const int columns = dims / 4, runs = kMergeThreads / columns, run = thread / columns;
+  const int column = thread % columns;
+  float sum[4] = {};
+  const int begin = first + (run - first % runs + runs) % runs;  // the first chunk that is `run` modulo runs
+#pragma unroll 8
+  for (int c = begin; c <= last; c += runs) {
+    const float4 x = reinterpret_cast<const float4*>(partial_of(a, row, head, c))[column];
+    const float weight = weights[c];
+    sum[0] = fmaf(x.x, weight, sum[0]);
+    sum[1] = fmaf(x.y, weight, sum[1]);
+    sum[2] = fmaf(x.z, weight, sum[2]);
+    sum[3] = fmaf(x.w, weight, sum[3]);
+  }
+  of_thread[thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  __syncthreads();
+  if (run != 0) return;
+  for (int i = 1; i < runs; ++i) {
+    const float4 x = of_thread[i * columns + column];
+    sum[0] += x.x;
+    sum[1] += x.y;
+    sum[2] += x.z;
+    sum[3] += x.w;
+  }
+  const float inverse = 1.0f / total;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column * 4 + i < a.d) put_output(a, row, head * a.d + column * 4 + i, sum[i], inverse);
+  }
 }
 
-void CudaBackend::do_rope_angles(const Step&, View, float, MutView) { TD_CHECK(false, "not written"); }
-void CudaBackend::do_attention_prep(const Step&, const AttentionPrep&) { TD_CHECK(false, "not written"); }
-void CudaBackend::do_attention(const Step&, const Attention&) { TD_CHECK(false, "not written"); }
-void CudaBackend::do_move_kv(const SeqStep&, const AttentionShape&, const KvLayer&,
-                             std::span<const uint8_t>) {
-  TD_CHECK(false, "not written");
+template <int kGroups, int kTiles>
+void launch(Card& card, dim3 grid, const AttendArgs& args) {
+  card.launch(attend_kernel<kGroups, kTiles>, grid, kAttendThreads,
+              sizeof(typename Attend<kGroups, kTiles>::Shared), args);
+}
+
+template <int kGroups>
+void launch(Card& card, dim3 grid, int tiles, const AttendArgs& args) {
+  if (tiles == 1) return launch<kGroups, 1>(card, grid, args);
+  if (tiles == 2) return launch<kGroups, 2>(card, grid, args);
+  if (tiles == 3) return launch<kGroups, 3>(card, grid, args);
+  return launch<kGroups, 4>(card, grid, args);
+}
+
+void launch(Card& card, dim3 grid, int tiles, const AttendArgs& args) {
+  if (args.cache.dims == 32) return launch<1>(card, grid, tiles, args);
+  if (args.cache.dims == 64) return launch<2>(card, grid, tiles, args);
+  if (args.cache.dims == 128) return launch<4>(card, grid, tiles, args);
+  return launch<8>(card, grid, tiles, args);
+}
+
+size_t partial_bytes(const AttentionShape& shape, int n_chunks) {  // of a row
+  return size_t(shape.n_heads) * size_t(n_chunks) * size_t(partial_stride(padded_head(shape.d_head))) *
+         sizeof(float);
+}
+
+int n_chunks_of(int n_keys) { return chunk_of(std::max(n_keys, 1) - 1) + 1; }
+
+}  // namespace
+
+void CudaBackend::reserve_attention(const AttentionShape& shape, int max_rows, int max_positions) {
+  if (shape.n_heads == 0) return;
+  const size_t of_row = partial_bytes(shape, n_chunks_of(max_positions));
+  partials_.need(std::min(size_t(max_rows) * of_row, std::max(kPartialBytes, kMaxDecodeRows * of_row)), true);
+}
+
+void CudaBackend::do_attention(const Step& step, const Attention& a) {
+  const AttentionShape& shape = a.shape;
+  TD_CHECK(shape.d_head <= kLargestHead, "attention heads of %d dimensions", shape.d_head);
+  const int n_seqs = int(step.seqs.size());
+  int most_rows = 0;
+  for (const SeqStep& seq : step.seqs) most_rows = std::max(most_rows, seq.n_rows);
+  // Tiles of up to 64 queries, as even as may be.
+  const int queries = most_rows * (shape.n_heads / shape.n_kv_heads);
+  const int at_least = (queries + 63) / 64;
+  const int tiles = ((queries + at_least - 1) / at_least + 15) / 16;
+  AttendArgs args{.table = table(step),
+                  .q = rows_of(a.q),
+                  .gate = rows_of(a.gate),
+                  .out = rows_of(a.out),
+                  .cache = pages_of(shape, a.cache),
+                  .n_heads = shape.n_heads,
+                  .n_kv_heads = shape.n_kv_heads,
+                  .d = shape.d_head,
+                  .scale = a.scale,
+                  .bidirectional = a.bidirectional ? 1 : 0,
+                  .window = a.window,
+                  .n_tiles = (queries + tiles * 16 - 1) / (tiles * 16),
+                  .n_rows = step.n_rows,
+                  .first_seq = 0,
+                  .n_seqs = n_seqs,
+                  .n_chunks = 0,
+                  .base_is_first_row = 0,
+                  .partials = nullptr};
+  const auto grid = [&](int n_chunks, int seqs) {
+    return dim3{unsigned(args.n_tiles * n_chunks), unsigned(shape.n_kv_heads), unsigned(seqs)};
+  };
+  if (step.path == Path::prefill) return launch(*card_, grid(1, n_seqs), tiles, args);
+
+  args.n_chunks = n_chunks_of(max_keys(step));
+  const size_t of_row = partial_bytes(shape, args.n_chunks);
+  int at_once = n_seqs;
+  if (size_t(step.n_rows) * of_row > kPartialBytes) {
+    at_once = std::clamp(int(kPartialBytes / (size_t(most_rows) * of_row)), 1, n_seqs);
+    args.base_is_first_row = 1;
+  }
+  const int rows_at_once = std::min(step.n_rows, at_once * most_rows);
+  args.partials = reinterpret_cast<float*>(partials_.need(size_t(rows_at_once) * of_row, may_grow()));
+  for (; args.first_seq < n_seqs; args.first_seq += at_once) {
+    const int seqs = std::min(at_once, n_seqs - args.first_seq);
+    args.n_seqs = seqs;
+    launch(*card_, grid(args.n_chunks, seqs), tiles, args);
+    card_->launch(merge_kernel, {unsigned(shape.n_heads), unsigned(std::min(step.n_rows, seqs * most_rows))},
+                  kMergeThreads, size_t(args.n_chunks) * sizeof(float), args);
+  }
 }
 
 }  // namespace tandem::cuda

@@ -101,6 +101,7 @@ class CudaBackend final : public Backend {
   // The same with x rounded already ([rows, x_stride], zero beyond k); `rows` as fp32 for fp32 weights.
   void product(const uint16_t* x, int64_t x_stride, View rows, const CudaWeight& w, MutView y, bool add);
   void reserve_linear(const CudaWeight& w, int max_rows);
+  void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 
   // fold_states of the convolution's windows.
   void fold_windows(const Step& step, const DeltaShape& shape, const DeltaState& state);

@@ -15,6 +15,12 @@ namespace {
 // Grids over keys of a recorded step are sized for this many positions and its doubles.
 constexpr int kSmallestContext = 1024;
 
+int bucket_of(int n_keys) {
+  int bucket = kSmallestContext;
+  while (bucket < n_keys) bucket *= 2;
+  return bucket;
+}
+
 void release(void* card, std::byte* data, size_t) { static_cast<Card*>(card)->release(data); }
 
 std::string gib(size_t bytes) {
@@ -80,6 +86,7 @@ void CudaBackend::zero(std::byte* device, size_t bytes) { card_->zero(device, by
 
 Status CudaBackend::reserve(const Reserve& largest) {
   for (const Weight* w : largest.weights) reserve_linear(ours(*w), largest.max_rows);
+  reserve_attention(largest.attention, largest.max_rows, bucket_of(largest.max_positions));
   return {};
 }
 
@@ -104,9 +111,7 @@ int CudaBackend::max_keys(const Step& step) const {
   int most = 0;
   for (const SeqStep& seq : step.seqs) most = std::max(most, seq.start + seq.n_rows);
   if (staged_ == nullptr || step.path == Path::prefill) return most;
-  int bucket = kSmallestContext;
-  while (bucket < most) bucket *= 2;
-  return bucket;
+  return bucket_of(most);
 }
 
 CudaBackend::RunKey CudaBackend::key_of(const StepRun& run) const {

@@ -42,14 +42,4 @@ inline bool aligned16(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
 }
 
-// Brings the line of memory at p nearer, into the cache that all processors share. Changes nothing else, so
-// it may come before wait_for_inputs().
-__device__ __forceinline__ void prefetch(const void* p) {
-#ifdef TANDEM_CUDA_EMULATED
-  (void)p;
-#else
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#endif
-}
-
 }  // namespace tandem::cuda

@@ -106,6 +106,16 @@ __device__ __forceinline__ uint4 stream_load(const void* p) {
 #endif
 }
 
+// Brings the line of memory at p nearer, into the cache that all processors share. Changes nothing else, so
+// it may come before wait_for_inputs().
+__device__ __forceinline__ void prefetch(const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  (void)p;
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 // Sum over the warp; every lane gets it. Halves are exchanged from far to near: one fixed order.
 __device__ __forceinline__ float warp_sum(float v) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(kAllLanes, v, distance);

@@ -1,0 +1,541 @@
+// Softmax attention of a tile of queries over the keys and values of one KV head.
+//
+// Queries of one KV head of a sequence are numbered row * group + head in the group; a tile is kTiles times
+// 16 of them. Keys go by kTileKeys at absolute multiples, in ascending order, each time in three passes:
+//   scores    a warp takes 32 keys and all queries;  q as the sum of two bf16, so that it loses nothing that
+//             fp32 sums would keep
+//   softmax   a warp takes a query: running maximum, weights, their sum; a weight is the sum of two bf16
+//   values    a warp takes 16 or 32 dimensions and all queries
+// Chunks (decode) are runs of such keys at absolute positions, merged by merge_kernel. What a query sums in
+// which order follows from its own range of keys: other rows of a tile change nothing, and keys that a query
+// does not see have weight zero.
+//
+// In a tree, keys from `start` on are another set for every row. Scores of all rows of the step are computed,
+// and those on a row's path put where a chain has them. Values of steps of 16 keys that reach beyond `start`
+// are gathered row by row, again to where a chain has them.
+#pragma once
+
+#include "backend/cuda/kv_pages.cuh"
+
+namespace tandem::cuda {
+
+constexpr int kAttendWarps = 8, kAttendThreads = kAttendWarps * kWarp;
+constexpr int kTileKeys = 256;  // 32 a warp
+constexpr int kScoreStride = kTileKeys + 8;
+constexpr float kNoScore = -__builtin_huge_valf();
+
+struct AttendArgs {
+  StepTable table;
+  Rows q, gate;  // gate: data may be null
+  MutRows out;
+  KvPages cache;
+  int n_heads, n_kv_heads, d;
+  float scale;
+  int bidirectional, window;
+  int n_tiles;            // of queries of a KV head of the longest sequence
+  int n_rows;             // of the step
+  int first_seq, n_seqs;  // the sequences that are done now
+  int n_chunks;           // 0: all keys at once, straight to `out`
+  int base_is_first_row;  // partials count rows from the first of first_seq, else from row 0
+  float* partials;        // [row, head, chunk]: sums [dims], highest score, sum of weights, 2 unused
+};
+
+// Chunks: 256 positions each up to 16k, 1024 up to 64k, 2048 beyond: enough of them to go round, few enough
+// to merge.
+__host__ __device__ __forceinline__ int chunk_begin(int chunk) {
+  return chunk < 64 ? chunk * 256 : chunk < 112 ? 16384 + (chunk - 64) * 1024 : 65536 + (chunk - 112) * 2048;
+}
+__host__ __device__ __forceinline__ int chunk_of(int position) {
+  return position < 16384   ? position / 256
+         : position < 65536 ? 64 + (position - 16384) / 1024
+                            : 112 + (position - 65536) / 2048;
+}
+__host__ __device__ __forceinline__ int partial_stride(int dims) { return dims + 4; }
+
+// key_range() of backend.h.
+struct Keys {
+  int first, end;
+};
+__device__ __forceinline__ Keys keys_of(const AttendArgs& a, const SeqEntry& seq, int t) {
+  const int position = position_of(seq, t);
+  Keys keys{0, a.bidirectional ? seq.start + seq.n_rows : position + 1};
+  if (a.window > 0) {
+    keys.first = max(0, position - a.window + 1);
+    keys.end = min(keys.end, position + a.window);
+  }
+  return keys;
+}
+
+__device__ __forceinline__ float* partial_of(const AttendArgs& a, int row, int head, int chunk) {
+  const int base = a.base_is_first_row ? a.table.seqs[a.first_seq].first_row : 0;
+  return a.partials +
+         ((int64_t(row - base) * a.n_heads + head) * a.n_chunks + chunk) * partial_stride(a.cache.dims);
+}
+
+// Splits a pair of fp32 in two pairs of bf16 that sum to it.
+__device__ __forceinline__ void split_pair(float x, float y, uint32_t& high, uint32_t& low) {
+  high = bf16_pair(x, y);
+  low = bf16_pair(x - bf16_low(high), y - bf16_high(high));
+}
+
+__device__ __forceinline__ uint32_t first_of_pair(uint32_t pair, int n) {  // the first n of the pair, else 0
+  return n >= 2 ? pair : n == 1 ? pair & 0xffffu : 0u;
+}
+
+template <int kGroups, int kTiles>
+struct Attend {
+  static constexpr int kDims = kGroups * 32, kQueries = kTiles * 16;
+  static constexpr int kBlocks = kDims / 16;                                          // of 16 dimensions
+  static constexpr int kMine = kBlocks <= kAttendWarps ? 1 : kBlocks / kAttendWarps;  // of a warp
+  static constexpr int kAhead = 4;                                                    // steps of values
+  static_assert(kTileKeys == 32 * kAttendWarps);
+
+  struct Tree {
+    uint32_t sees[kMaxDecodeRows];                  // rows on the path to a row, itself included
+    uint8_t path[kMaxDecodeRows * kMaxDecodeRows];  // [row][depth]
+  };
+  struct Shared {
+    uint4 q[kTiles * kGroups * 4 * kWarp];  // A operands: [tile][32 dims][step, term][lane]
+    float scores[kQueries * kScoreStride];  // then weights: of a pair of keys, the pair of firsts, of rests
+    int first[kQueries], end[kQueries];     // keys a query sees
+    float highest[kQueries], total[kQueries], factor[kQueries];
+    Tree tree;
+  };
+
+  const AttendArgs& a;
+  const SeqEntry& seq;
+  Shared& shared;
+  const int kv_head, group, first_query, n_queries;
+  float sums[kMine][2][kTiles][4] = {};  // [block of 16 dims][half of it][tile]
+  uint4 values[kAhead][kMine];           // of the next steps
+
+  __device__ __forceinline__ Attend(const AttendArgs& args, const SeqEntry& sequence, int first)
+      : a(args),
+        seq(sequence),
+        shared(*reinterpret_cast<Shared*>(shared_memory())),
+        kv_head(int(blockIdx.y)),
+        group(args.n_heads / args.n_kv_heads),
+        first_query(first),
+        n_queries(sequence.n_rows * group) {}
+
+  __device__ __forceinline__ const uint16_t* page_head(int place) const {
+    return a.cache.head(a.table.pages[seq.first_page + place / kPageTokens], kv_head);
+  }
+  __device__ __forceinline__ const float* query(int i, const Rows& rows) const {  // null: none
+    const int q = first_query + i;
+    return q >= n_queries ? nullptr
+                          : rows.row(seq.first_row + q / group) + (kv_head * group + q % group) * a.d;
+  }
+
+  __device__ __forceinline__ void load_queries() {
+    for (int i = int(threadIdx.x); i < kTiles * kGroups * kWarp; i += kAttendThreads) {
+      const int lane = i % kWarp, of = i / kWarp, tile = of / kGroups, dim = of % kGroups * 32 + lane % 4 * 8;
+      float x[2][8];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float* q = query(tile * 16 + lane / 4 + 8 * h, a.q);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[h][e] = q != nullptr && dim + e < a.d ? q[dim + e] : 0.0f;
+      }
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        uint4 high, low;
+        split_pair(x[0][4 * s], x[0][4 * s + 1], high.x, low.x);
+        split_pair(x[1][4 * s], x[1][4 * s + 1], high.y, low.y);
+        split_pair(x[0][4 * s + 2], x[0][4 * s + 3], high.z, low.z);
+        split_pair(x[1][4 * s + 2], x[1][4 * s + 3], high.w, low.w);
+        shared.q[(of * 4 + s * 2) * kWarp + lane] = high;
+        shared.q[(of * 4 + s * 2 + 1) * kWarp + lane] = low;
+      }
+    }
+    for (int i = int(threadIdx.x); i < kQueries; i += kAttendThreads) {
+      const int q = first_query + i;
+      const Keys keys = q < n_queries ? keys_of(a, seq, q / group) : Keys{0, 0};
+      shared.first[i] = keys.first;
+      shared.end[i] = keys.end;
+      shared.highest[i] = kNoScore;
+      shared.total[i] = 0;
+    }
+    const int t = int(threadIdx.x);
+    if (seq.is_tree && t < seq.n_rows) {
+      uint32_t sees = 0;
+      for (int row = t; row >= 0; row = seq.parents[row]) {
+        sees |= 1u << row;
+        shared.tree.path[t * kMaxDecodeRows + seq.depth[row]] = uint8_t(row);
+      }
+      shared.tree.sees[t] = sees;
+    }
+  }
+
+  // Products of all queries with 4 times 8 keys; keys[n]: this lane's 16 bytes of its key of the n-th 8,
+  // first 32 dims.
+  __device__ __forceinline__ void products(const uint16_t* const (&keys)[4], float (&s)[kTiles][4][4]) {
+    constexpr int kKeysAhead = kGroups < 2 ? 1 : 2;
+    uint4 k[kKeysAhead][4];
+#pragma unroll
+    for (int u = 0; u < kKeysAhead; ++u) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) k[u][n] = stream_load(keys[n] + u * 256);
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[tile][n][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int dims = 0; dims < kGroups; ++dims) {
+      uint4 now[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        now[n] = k[dims % kKeysAhead][n];
+        if (dims + kKeysAhead < kGroups) {
+          k[dims % kKeysAhead][n] = stream_load(keys[n] + (dims + kKeysAhead) * 256);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int term = 0; term < 2; ++term) {
+            const uint4 q = shared.q[((tile * kGroups + dims) * 4 + step * 2 + term) * kWarp + lane_id()];
+            const uint32_t operand[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+              mma_bf16(s[tile][n], operand, step == 0 ? now[n].x : now[n].z, step == 0 ? now[n].y : now[n].w);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Scores of the warp's 32 places of the tile.
+  __device__ __forceinline__ void scores_in_place(int tile_begin) {
+    const int first = tile_begin + warp_id() * 32, g = lane_id() / 4, t = lane_id() % 4;
+    const uint16_t* block =
+        page_head(first) + (first % kPageTokens / 8) * (kDims / 32) * 256 + g * 32 + t * 8;
+    const uint16_t* keys[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) keys[n] = block + n * (kDims / 32) * 256;
+    float s[kTiles][4][4];
+    products(keys, s);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        float* at = shared.scores + (tile * 16 + g) * kScoreStride + (first - tile_begin) + n * 8 + 2 * t;
+        *reinterpret_cast<float2*>(at) = make_float2(s[tile][n][0], s[tile][n][1]);
+        *reinterpret_cast<float2*>(at + 8 * kScoreStride) = make_float2(s[tile][n][2], s[tile][n][3]);
+      }
+    }
+  }
+
+  // Scores of the rows of a tree, each where a chain has it, if that is in the tile.
+  __device__ __forceinline__ void scores_of_tree(int tile_begin) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+    const uint16_t* keys[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int place = seq.start + min(n * 8 + g, seq.n_rows - 1), in = place % kPageTokens;
+      keys[n] = page_head(place) + (in / 8) * (kDims / 32) * 256 + in % 8 * 32 + t * 8;
+    }
+    float s[kTiles][4][4];
+    products(keys, s);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = tile * 16 + g + 8 * h, q = first_query + i;
+        const uint32_t sees = q < n_queries ? shared.tree.sees[q / group] : 0;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int row = n * 8 + 2 * t + e;
+            if ((sees >> row & 1) == 0) continue;
+            const int at = seq.start + int(seq.depth[row]) - tile_begin;
+            if (at >= 0 && at < kTileKeys) shared.scores[i * kScoreStride + at] = s[tile][n][2 * h + e];
+          }
+        }
+      }
+    }
+  }
+
+  // The queries' scores -> weights.
+  __device__ __forceinline__ void softmax(int tile_begin) {
+    for (int i = warp_id(); i < kQueries; i += kAttendWarps) {
+      const int first = shared.first[i] - tile_begin, end = shared.end[i] - tile_begin;
+      auto* row = reinterpret_cast<float2*>(shared.scores + i * kScoreStride);
+      float s[4][2];
+      float top = kNoScore;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int key = 2 * (n * kWarp + lane_id());
+        const float2 pair = row[n * kWarp + lane_id()];
+        s[n][0] = key >= first && key < end ? pair.x * a.scale : kNoScore;
+        s[n][1] = key + 1 >= first && key + 1 < end ? pair.y * a.scale : kNoScore;
+        top = fmaxf(top, fmaxf(s[n][0], s[n][1]));
+      }
+      const float before = shared.highest[i], high = fmaxf(before, warp_max(top));
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          s[n][e] = s[n][e] == kNoScore ? 0.0f : exp_(s[n][e] - high);
+          sum += s[n][e];
+        }
+        uint2 terms;
+        split_pair(s[n][0], s[n][1], terms.x, terms.y);
+        *reinterpret_cast<uint2*>(row + n * kWarp + lane_id()) = terms;
+      }
+      sum = warp_sum(sum);
+      const float factor = before == kNoScore ? 0.0f : exp_(before - high);
+      if (lane_id() == 0) {
+        shared.highest[i] = high;
+        shared.total[i] = fmaf(shared.total[i], factor, sum);
+        shared.factor[i] = factor;
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool has_values() const { return warp_id() < kBlocks; }
+
+  // This lane's part of the values of the 16 places from `place` on.
+  __device__ __forceinline__ void load_values(int place, uint4 (&v)[kMine]) const {
+    const uint16_t* block =
+        page_head(place) + kPageTokens * kDims + place % kPageTokens / 16 * kBlocks * 256 + lane_id() * 8;
+#pragma unroll
+    for (int m = 0; m < kMine; ++m) v[m] = stream_load(block + (warp_id() + m * kAttendWarps) * 256);
+  }
+
+  // The first steps of the tile, before anyone asks for them.
+  __device__ __forceinline__ void load_first_values(int tile_begin, int n_steps) {
+    if (!has_values()) return;
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (u < n_steps) load_values(tile_begin + u * 16, values[u]);
+    }
+  }
+
+  // A operands of the weights of tile `tile`, keys [step * 16, step * 16 + 16).
+  __device__ __forceinline__ void weights(int tile, int step, uint32_t (&high)[4], uint32_t (&low)[4]) const {
+    const float* at =
+        shared.scores + (tile * 16 + lane_id() / 4) * kScoreStride + step * 16 + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 pair = *reinterpret_cast<const uint2*>(at + i % 2 * 8 * kScoreStride + i / 2 * 8);
+      high[i] = pair.x;
+      low[i] = pair.y;
+    }
+  }
+
+  __device__ __forceinline__ void rescale() {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const float f[2] = {shared.factor[tile * 16 + lane_id() / 4],
+                          shared.factor[tile * 16 + lane_id() / 4 + 8]};
+#pragma unroll
+      for (int m = 0; m < kMine; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[m][half][tile][i] *= f[i / 2];
+        }
+      }
+    }
+  }
+
+  // Steps [0, n_steps) of 16 keys of the tile. Places from `written` on hold anything.
+  __device__ __forceinline__ void add_values(int tile_begin, int n_steps, int written) {
+    if (!has_values()) return;
+    for (int step0 = 0; step0 < n_steps; step0 += kAhead) {
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int step = step0 + u;
+        if (step >= n_steps) break;
+        uint4 v[kMine];
+#pragma unroll
+        for (int m = 0; m < kMine; ++m) v[m] = values[u][m];
+        if (step + kAhead < n_steps) load_values(tile_begin + (step + kAhead) * 16, values[u]);
+        if (const int n = written - (tile_begin + step * 16); n < 16) {
+          const int low = n - lane_id() % 4 * 2;
+#pragma unroll
+          for (int m = 0; m < kMine; ++m) {
+            v[m].x = first_of_pair(v[m].x, low);
+            v[m].y = first_of_pair(v[m].y, low - 8);
+            v[m].z = first_of_pair(v[m].z, low);
+            v[m].w = first_of_pair(v[m].w, low - 8);
+          }
+        }
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          uint32_t high[4], low[4];
+          weights(tile, step, high, low);
+#pragma unroll
+          for (int m = 0; m < kMine; ++m) {
+            mma_bf16(sums[m][0][tile], high, v[m].x, v[m].y);
+            mma_bf16(sums[m][1][tile], high, v[m].z, v[m].w);
+            mma_bf16(sums[m][0][tile], low, v[m].x, v[m].y);
+            mma_bf16(sums[m][1][tile], low, v[m].z, v[m].w);
+          }
+        }
+      }
+    }
+  }
+
+  // The value that row t sees at `position`, in dimension `dim`; zero where it sees none.
+  __device__ __forceinline__ uint32_t value_on_path(int t, int position, int dim) const {
+    int place = position;
+    if (const int depth = position - seq.start; depth >= 0) {
+      if (depth > int(seq.depth[t])) return 0;
+      place = seq.start + int(shared.tree.path[t * kMaxDecodeRows + depth]);
+    }
+    return page_head(place)[value_index(kDims, place % kPageTokens, dim)];
+  }
+
+  // The same for a step of a tree where every row has its own values.
+  __device__ __forceinline__ void add_values_of_tree(int tile_begin, int step) {
+    if (!has_values()) return;
+    const int g = lane_id() / 4, position = tile_begin + step * 16 + lane_id() % 4 * 2;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int q = first_query + tile * 16;
+      if (q >= n_queries) break;
+      uint32_t high[4], low[4];
+      weights(tile, step, high, low);
+      for (int t = q / group; t <= min(q + 15, n_queries - 1) / group; ++t) {
+        const bool is_mine[2] = {(q + g) / group == t, (q + g + 8) / group == t};
+#pragma unroll
+        for (int m = 0; m < kMine; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int dim = (warp_id() + m * kAttendWarps) * 16 + half * 8 + g;
+            const uint32_t b0 = value_on_path(t, position, dim) | value_on_path(t, position + 1, dim) << 16;
+            const uint32_t b1 = value_on_path(t, position + 8, dim) | value_on_path(t, position + 9, dim)
+                                                                          << 16;
+            float(&sum)[4] = sums[m][half][tile];
+            float of_row[4] = {sum[0], sum[1], sum[2], sum[3]};
+            mma_bf16(of_row, high, b0, b1);
+            mma_bf16(of_row, low, b0, b1);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[i] = is_mine[i / 2] ? of_row[i] : sum[i];
+          }
+        }
+      }
+    }
+  }
+
+  // Calls put(query, row, head, dimension, sums of it and the next).
+  template <class Put>
+  __device__ __forceinline__ void for_sums(Put&& put) {
+    if (!has_values()) return;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = tile * 16 + lane_id() / 4 + 8 * h, q = first_query + i;
+        if (q >= n_queries) continue;
+#pragma unroll
+        for (int m = 0; m < kMine; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            put(i, seq.first_row + q / group, kv_head * group + q % group,
+                (warp_id() + m * kAttendWarps) * 16 + half * 8 + lane_id() % 4 * 2,
+                sums[m][half][tile][2 * h], sums[m][half][tile][2 * h + 1]);
+          }
+        }
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void put_output(const AttendArgs& a, int row, int column, float sum,
+                                           float inverse) {
+  float y = sum * inverse;
+  if (a.gate.data != nullptr) y *= sigmoid(a.gate.row(row)[column]);
+  a.out.row(row)[column] = y;
+}
+
+// Grid: chunks times tiles of queries, KV heads, sequences.
+template <int kGroups, int kTiles>
+__global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
+    attend_kernel(const __grid_constant__ AttendArgs a) {
+  using Tile = Attend<kGroups, kTiles>;
+  wait_for_inputs();
+  const SeqEntry& seq = a.table.seqs[a.first_seq + int(blockIdx.z)];
+  const int group = a.n_heads / a.n_kv_heads;
+  // The longest work first: chunks far back are larger, and late rows see more.
+  const int reversed = int(gridDim.x) - 1 - int(blockIdx.x);
+  const int tile_index = reversed % a.n_tiles, chunk = reversed / a.n_tiles;
+  const int first_query = tile_index * Tile::kQueries, n_queries = seq.n_rows * group;
+  if (first_query >= n_queries) return;
+  // Keys that any of the queries sees.
+  const int written = seq.start + seq.n_rows;
+  int low = 0, high = written;
+  if (!seq.is_tree) {
+    const Keys first = keys_of(a, seq, first_query / group);
+    const Keys last = keys_of(a, seq, (min(first_query + Tile::kQueries, n_queries) - 1) / group);
+    low = first.first;
+    high = last.end;
+  } else if (a.window > 0) {
+    low = max(0, seq.start - a.window + 1);
+  }
+  low = low / kTileKeys * kTileKeys;
+  if (a.n_chunks > 0) {
+    low = max(low, chunk_begin(chunk));
+    high = min(high, chunk_begin(chunk + 1));
+  }
+  if (low >= high) return;
+
+  Tile t(a, seq, first_query);
+  t.load_queries();
+  const int chain = seq.is_tree ? seq.start : written;  // places before it are positions
+  for (int tile = low; tile < high; tile += kTileKeys) {
+    const int end = min(high, tile + kTileKeys);
+    // Values come while scores are computed.
+    for (int page = tile; page < end; page += kPageTokens) {
+      if (int(threadIdx.x) < Tile::kDims) {
+        prefetch(t.page_head(page) + kPageTokens * Tile::kDims + int(threadIdx.x) * 64);
+      }
+    }
+    __syncthreads();  // queries are there, weights of the tile before no longer needed
+    if (tile + warp_id() * 32 < min(end, chain)) t.scores_in_place(tile);
+    // Steps that a chain does at once, then those of a tree.
+    const int n_steps = (end - tile + 15) / 16;
+    const int n_plain = seq.is_tree ? min(n_steps, max(seq.start - tile, 0) / 16) : n_steps;
+    t.load_first_values(tile, n_plain);
+    if (n_plain < n_steps) {
+      __syncthreads();  // places from `start` on get other scores than scores_in_place gave them
+      if (warp_id() == kAttendWarps - 1) t.scores_of_tree(tile);
+    }
+    __syncthreads();
+    t.softmax(tile);
+    __syncthreads();
+    t.rescale();
+    t.add_values(tile, n_plain, written);
+    for (int step = n_plain; step < n_steps; ++step) t.add_values_of_tree(tile, step);
+  }
+  let_next_start();
+  if (a.n_chunks == 0) {
+    t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
+      const float inverse = 1.0f / t.shared.total[i];
+      if (dim < a.d) put_output(a, row, head * a.d + dim, x, inverse);
+      if (dim + 1 < a.d) put_output(a, row, head * a.d + dim + 1, y, inverse);
+    });
+    return;
+  }
+  t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
+    float* partial = partial_of(a, row, head, chunk);
+    *reinterpret_cast<float2*>(partial + dim) = make_float2(x, y);
+    if (dim == 0) {
+      *reinterpret_cast<float2*>(partial + Tile::kDims) = make_float2(t.shared.highest[i], t.shared.total[i]);
+    }
+  });
+}
+
+}  // namespace tandem::cuda

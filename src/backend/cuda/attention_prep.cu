@@ -1,0 +1,158 @@
+// What attention reads: rotary embedding, head norms, the KV cache.
+#include <algorithm>
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/kv_pages.cuh"
+#include "base/check.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+
+struct AnglesArgs {
+  StepTable table;
+  Rows frequencies;
+  MutRows angles;
+  int n;
+  float m;
+};
+__global__ void rope_angles_kernel(const __grid_constant__ AnglesArgs a) {
+  wait_for_inputs();
+  const int r = int(blockIdx.x);
+  const SeqEntry& seq = a.table.seqs[a.table.row_seq[r]];
+  const float position = float(position_of(seq, r - seq.first_row));
+  float* out = a.angles.row(r);
+  for (int i = int(threadIdx.x); i < a.n; i += int(blockDim.x)) {
+    const float angle = position * a.frequencies.data[i];  // rounded to fp32, as the model was trained
+    out[i] = cosf(angle) * a.m;
+    out[a.n + i] = sinf(angle) * a.m;
+  }
+}
+
+struct PrepArgs {
+  StepTable table;
+  MutRows projection;
+  Rows q_norm, k_norm, angles;  // norms: data may be null
+  KvPages cache;
+  int n_heads, n_kv_heads, d, rotary_dims;
+  int first_k;  // column of the first key
+  float eps;
+};
+// One warp per head: first those of q, then of k, then of v.
+__global__ void prep_kernel(const __grid_constant__ PrepArgs a) {
+  wait_for_inputs();
+  const int r = int(blockIdx.y), d = a.d;
+  int h = int(blockIdx.x) * kWarps + warp_id();
+  if (h >= a.n_heads + 2 * a.n_kv_heads) return;
+  const SeqEntry& seq = a.table.seqs[a.table.row_seq[r]];
+  const int place = seq.start + r - seq.first_row, key = place % kPageTokens;
+  const int page = a.table.pages[seq.first_page + place / kPageTokens];
+  const bool is_q = h < a.n_heads;
+  if (!is_q) h -= a.n_heads;
+  float* x = a.projection.row(r) + (is_q ? 0 : a.first_k) + h * d;
+  if (!is_q && h >= a.n_kv_heads) {
+    uint16_t* out = a.cache.head(page, h - a.n_kv_heads);
+    for (int i = lane_id(); i < d; i += kWarp) out[value_index(a.cache.dims, key, i)] = bf16_bits(x[i]);
+    return;
+  }
+  auto* head = reinterpret_cast<float*>(shared_memory()) + warp_id() * d;
+  const float* gain = is_q ? a.q_norm.data : a.k_norm.data;
+  if (gain != nullptr) {
+    float sum = 0;
+    for (int i = lane_id(); i < d; i += kWarp) sum = fmaf(x[i], x[i], sum);
+    const float inv = inverse_root(warp_sum(sum) / float(d) + a.eps);
+    for (int i = lane_id(); i < d; i += kWarp) head[i] = x[i] * inv * gain[i];
+  } else {
+    for (int i = lane_id(); i < d; i += kWarp) head[i] = x[i];
+  }
+  __syncwarp();
+  const float* angles = a.angles.row(r);
+  const int half = a.rotary_dims / 2;
+  for (int i = lane_id(); i < half; i += kWarp) {
+    const float low = head[i], high = head[i + half], c = angles[i], s = angles[i + half];
+    head[i] = low * c - high * s;
+    head[i + half] = high * c + low * s;
+  }
+  __syncwarp();
+  if (is_q) {
+    for (int i = lane_id(); i < d; i += kWarp) x[i] = head[i];
+  } else {
+    uint16_t* out = a.cache.head(page, h);
+    for (int i = lane_id(); i < a.cache.dims; i += kWarp) {
+      out[key_index(a.cache.dims, key, i)] = i < d ? bf16_bits(head[i]) : uint16_t(0);
+    }
+  }
+}
+
+struct MoveArgs {
+  KvPages cache;
+  int32_t pages[2];  // that hold the rows of a step
+  int32_t start;     // of the step, in the first of them
+  int32_t n;
+  uint8_t rows[kMaxDecodeRows];
+};
+// One block per KV head. A thread moves the same dimensions of all rows, in order: a row that goes on top of
+// another one comes after that has gone.
+__global__ void move_kernel(const __grid_constant__ MoveArgs a) {
+  wait_for_inputs();
+  const int dims = a.cache.dims;
+  for (int i = int(threadIdx.x); i < dims; i += int(blockDim.x)) {
+    for (int n = 0; n < a.n; ++n) {
+      if (a.rows[n] == n) continue;
+      const int from = a.start + a.rows[n], to = a.start + n;
+      const uint16_t* source = a.cache.head(a.pages[from / kPageTokens], int(blockIdx.x));
+      uint16_t* target = a.cache.head(a.pages[to / kPageTokens], int(blockIdx.x));
+      target[key_index(dims, to % kPageTokens, i)] = source[key_index(dims, from % kPageTokens, i)];
+      target[value_index(dims, to % kPageTokens, i)] = source[value_index(dims, from % kPageTokens, i)];
+    }
+  }
+}
+
+}  // namespace
+
+size_t CudaBackend::kv_page_bytes(const AttentionShape& shape) const {
+  return size_t(2) * kPageTokens * size_t(shape.n_kv_heads) * size_t(padded_head(shape.d_head)) *
+         sizeof(uint16_t);
+}
+
+void CudaBackend::do_rope_angles(const Step& step, View frequencies, float m, MutView angles) {
+  card_->launch(rope_angles_kernel, {unsigned(step.n_rows)}, kWarp, 0,
+                AnglesArgs{table(step), rows_of(frequencies), rows_of(angles), frequencies.cols, m});
+}
+
+void CudaBackend::do_attention_prep(const Step& step, const AttentionPrep& a) {
+  const AttentionShape& shape = a.shape;
+  const int n_warps = shape.n_heads + 2 * shape.n_kv_heads;
+  card_->launch(prep_kernel, {unsigned((n_warps + kWarps - 1) / kWarps), unsigned(step.n_rows)}, kThreads,
+                size_t(kWarps) * size_t(shape.d_head) * sizeof(float),
+                PrepArgs{.table = table(step),
+                         .projection = rows_of(a.projection),
+                         .q_norm = rows_of(a.q_norm),
+                         .k_norm = rows_of(a.k_norm),
+                         .angles = rows_of(a.angles),
+                         .cache = pages_of(shape, a.cache),
+                         .n_heads = shape.n_heads,
+                         .n_kv_heads = shape.n_kv_heads,
+                         .d = shape.d_head,
+                         .rotary_dims = shape.rotary_dims,
+                         .first_k = shape.q_dim() + a.gate_cols,
+                         .eps = a.eps});
+}
+
+void CudaBackend::do_move_kv(const SeqStep& seq, const AttentionShape& shape, const KvLayer& cache,
+                             std::span<const uint8_t> rows) {
+  MoveArgs args{.cache = pages_of(shape, cache),
+                .pages = {},
+                .start = seq.start % kPageTokens,
+                .n = int(rows.size()),
+                .rows = {}};
+  const size_t first_page = size_t(seq.start / kPageTokens);
+  std::copy_n(seq.pages.begin() + int64_t(first_page), std::min<size_t>(2, seq.pages.size() - first_page),
+              args.pages);
+  std::copy(rows.begin(), rows.end(), args.rows);
+  card_->launch(move_kernel, {unsigned(shape.n_kv_heads)}, kThreads, 0, args);
+}
+
+}  // namespace tandem::cuda
