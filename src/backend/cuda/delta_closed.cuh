@@ -21,28 +21,29 @@ struct ClosedShared {
 
 template <int kVecs, int kStateRows>
 __device__ __forceinline__ void run_closed(const StepArgs& a, const Place& p,
-                                           const Shared<kVecs * 32, kStateRows>& sh, const Part<kVecs>& s,
-                                           int of_block, int n) {
-  constexpr int kColumns = kVecs * 32, kGroups = kStateRows, kMost = kMaxDecodeRows / kLanes;
+                                           const Shared<kVecs * 64, kStateRows>& sh,
+                                           const StateRows<kVecs>& s, int n) {
+  constexpr int kColumns = kVecs * 64, kGroups = delta_threads(kStateRows) / kLanes,
+                kMost = kMaxDecodeRows / kLanes;
   const ClosedShared c(a.capacity, sh.end);
-  const int lane = int(threadIdx.x) % kLanes, of_s = p.first + of_block;
-  for (int j = int(threadIdx.x); j <= n; j += int(blockDim.x)) {
+  const int lane = lane_of_row();
+  for (int j = int(threadIdx.x); j <= n; j += delta_threads(kStateRows)) {
     float sum = 0;  // all terms have one sign
     if (j > 0) c.decay[(j - 1) * c.stride + j] = 1;
     for (int t = j; t < n; ++t) {
-      sum += sh.log_decay[t];
+      sum += sh.scalars[t].w;
       c.decay[t * c.stride + j] = exp_(sum);
     }
   }
   __syncthreads();
 
-  // Products of tokens: 8 lanes for each pair; the groups of a warp stay together.
+  // Products of tokens: 16 lanes for each pair; the groups of a warp stay together.
   for (int t = 0; t < n; ++t) {
     const Part<kVecs> k = part_of<kVecs>(sh.k + t * kColumns), q = part_of<kVecs>(sh.q + t * kColumns);
     for (int first = warp_id() * (kWarp / kLanes); first <= t; first += kGroups) {
       const int j = first + lane_id() / kLanes;
       const Part<kVecs> other = part_of<kVecs>(sh.k + min(j, t) * kColumns);
-      const float k_k = group_sum(dot(k, other)), k_q = group_sum(dot(q, other));
+      const float k_k = row_sum(dot(k, other)), k_q = row_sum(dot(q, other));
       if (lane == 0 && j <= t) {
         const float decay = c.decay[t * c.stride + j + 1];
         c.k_k[t * c.stride + j] = decay * k_k;
@@ -52,46 +53,51 @@ __device__ __forceinline__ void run_closed(const StepArgs& a, const Place& p,
   }
   __syncthreads();
 
-  // Lane l has tokens l, l + 8, ..: what is left of v, and y so far.
-  float left[kMost], y[kMost], delta[kMost];
+  // Lane l has tokens l and l + 16: what is left of v, and y so far.
 #pragma unroll
-  for (int m = 0; m < kMost; ++m) {
-    left[m] = y[m] = delta[m] = 0;
-    for (int u = 0; u < kLanes; ++u) {
-      const int t = m * kLanes + u;
-      if (t >= n) break;
-      const float known = group_sum(dot(s, part_of<kVecs>(sh.k + t * kColumns)));
-      const float out = group_sum(dot(s, part_of<kVecs>(sh.q + t * kColumns)));
-      if (lane != u) continue;
-      const float decay = c.decay[t * c.stride];
-      left[m] = sh.v[t * kStateRows + of_block] - decay * known;
-      y[m] = decay * out;
-    }
-  }
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int of_block = first_of_thread() + i;
+    float left[kMost], y[kMost], delta[kMost];
 #pragma unroll
-  for (int of_j = 0; of_j < kMost; ++of_j) {
-    for (int u = 0; u < kLanes; ++u) {
-      const int j = of_j * kLanes + u;
-      if (j >= n) break;
-      if (lane == u) delta[of_j] = sh.beta[j] * left[of_j];
-      const float d = __shfl_sync(kAllLanes, delta[of_j], lane_id() / kLanes * kLanes + u);
-#pragma unroll
-      for (int m = of_j; m < kMost; ++m) {
-        const int t = m * kLanes + lane;
-        if (t >= n || t < j) continue;
-        y[m] = fmaf(c.k_q[t * c.stride + j], d, y[m]);
-        if (t > j) left[m] = fmaf(-c.k_k[t * c.stride + j], d, left[m]);
+    for (int m = 0; m < kMost; ++m) {
+      left[m] = y[m] = delta[m] = 0;
+      for (int u = 0; u < kLanes; ++u) {
+        const int t = m * kLanes + u;
+        if (t >= n) break;
+        const float known = row_sum(dot(s.row[i], part_of<kVecs>(sh.k + t * kColumns)));
+        const float out = row_sum(dot(s.row[i], part_of<kVecs>(sh.q + t * kColumns)));
+        if (lane != u) continue;
+        const float decay = c.decay[t * c.stride];
+        left[m] = sh.v[t * kStateRows + of_block] - decay * known;
+        y[m] = decay * out;
       }
     }
-  }
-  if (of_s >= a.shape.d_v) return;
-  const int column = p.h * a.shape.d_v + of_s;
 #pragma unroll
-  for (int m = 0; m < kMost; ++m) {
-    const int t = m * kLanes + lane;
-    if (t >= n) break;
-    a.y.row(p.seq.first_row + t)[column] = y[m];
-    a.state.tape_delta[tape_row(a.state, p.seq, 1 - p.seq.tape, t) * value_dim(a.shape) + column] = delta[m];
+    for (int of_j = 0; of_j < kMost; ++of_j) {
+      for (int u = 0; u < kLanes; ++u) {
+        const int j = of_j * kLanes + u;
+        if (j >= n) break;
+        if (lane == u) delta[of_j] = sh.scalars[j].y * left[of_j];
+        const float d = __shfl_sync(kAllLanes, delta[of_j], (lane_id() & kLanes) + u);
+#pragma unroll
+        for (int m = of_j; m < kMost; ++m) {
+          const int t = m * kLanes + lane;
+          if (t >= n || t < j) continue;
+          y[m] = fmaf(c.k_q[t * c.stride + j], d, y[m]);
+          if (t > j) left[m] = fmaf(-c.k_k[t * c.stride + j], d, left[m]);
+        }
+      }
+    }
+    if (p.first + of_block >= a.shape.d_v) continue;
+    const int column = p.h * a.shape.d_v + p.first + of_block;
+#pragma unroll
+    for (int m = 0; m < kMost; ++m) {
+      const int t = m * kLanes + lane;
+      if (t >= n) break;
+      a.y.row(p.seq.first_row + t)[column] = y[m];
+      a.state.tape_delta[tape_row(a.state, p.seq, 1 - p.seq.tape, t) * value_dim(a.shape) + column] =
+          delta[m];
+    }
   }
 }
 

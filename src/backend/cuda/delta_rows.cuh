@@ -1,21 +1,27 @@
 // Gated DeltaNet on a card: rows of S in registers, and the tokens and tape rows they meet in shared memory.
 //
-// S [d_v, d_k] of a value head stays in registers while its rows are run: 8 lanes hold a row of S, lane l the
-// columns 32 i + 4 l .. + 3. Rows of S do not meet, so a block takes some of them and needs all of k and q.
+// S [d_v, d_k] of a value head stays in registers while tokens run over it: 16 lanes hold two rows of S, lane
+// l the columns 64 i + 4 l .. + 3 of both, so that a key read from shared memory serves two rows. Rows of S
+// do not meet: a block takes some of them, with all of k and q.
+//
 // A token's arithmetic, the same wherever it is run:
-//   s <- g s;  p = s . k;  o = s . q;  delta = beta (v - p);  s <- fma(delta, k, s);  y = fma(k . q, delta,
-//   o)
-// Both sums over s take one round of exchanges that way. Sums: a lane's columns 32 i + c of each c ascending,
-// then its four c, then the lanes. Columns beyond d_k are zeros in S, k and q.
+//   s <- g s;   p = s . k, o = s . q;   delta = beta (v - p);   s <- fma(delta, k, s)
+//   y = fma(k . q, delta, o)
+// Both sums over s take one round of exchanges that way. Sums: a lane's columns 64 i + c for each c
+// ascending, then its four c, then the lanes from far to near. Columns beyond d_k are zeros in S, k and q.
 #pragma once
 
 #include "backend/cuda/delta.cuh"
 
 namespace tandem::cuda {
 
-constexpr int kLanes = 8;          // of a row of S
+constexpr int kRowsEach = 2;       // rows of S that a thread has columns of
+constexpr int kLanes = 16;         // that share these rows
 constexpr int kFoldRows = 8;       // tape rows in shared memory at a time
 constexpr float kNormEps = 1e-6f;  // added to the sum of squares of a key or query
+
+// Threads of a block with so many rows of S.
+constexpr int delta_threads(int state_rows) { return state_rows / kRowsEach * kLanes; }
 
 struct StepArgs {
   StepTable table;
@@ -29,20 +35,20 @@ struct StepArgs {
   bool whole_vectors;  // q and k may be read as float4
 };
 
-// Shared memory of a block, in floats. kColumns: d_k padded.
+// Shared memory of a block with kStateRows rows of S. kColumns: d_k padded to 64.
 template <int kColumns, int kStateRows>
 struct Shared {
-  float *k, *q;                      // [capacity, kColumns], normalised
-  float *qk, *g, *beta, *log_decay;  // [capacity]
-  float *v, *delta;                  // [capacity, kStateRows]
-  float* fold_k;                     // [kFoldRows, kColumns]
-  float* fold_delta;                 // [kFoldRows, kStateRows]
-  float* fold_g;                     // [kFoldRows]
-  unsigned* above;  // [capacity]: of a tree, a bit for each row on the path to this one, without it
+  float *k, *q;       // [capacity, kColumns], normalised
+  float4* scalars;    // [capacity]: decay, beta, k . q, log decay
+  float *v, *delta;   // [capacity, kStateRows]
+  float* fold_k;      // [kFoldRows, kColumns]
+  float* fold_delta;  // [kFoldRows, kStateRows]
+  float* fold_g;      // [kFoldRows]
+  unsigned* above;    // [capacity]: of a tree, a bit for each row on the path to this one, without it
   float* end;
 
   static constexpr size_t floats(int capacity) {
-    return size_t(capacity) * (2 * kColumns + 5 + 2 * kStateRows) +
+    return size_t(capacity) * (2 * kColumns + 4 + 2 * kStateRows + 1) +
            size_t(kFoldRows) * (kColumns + kStateRows + 1);
   }
   __device__ __forceinline__ explicit Shared(int capacity) {
@@ -55,20 +61,21 @@ struct Shared {
     k = take(capacity * kColumns);
     q = take(capacity * kColumns);
     fold_k = take(kFoldRows * kColumns);
+    scalars = reinterpret_cast<float4*>(take(capacity * 4));
     v = take(capacity * kStateRows);
     delta = take(capacity * kStateRows);
     fold_delta = take(kFoldRows * kStateRows);
-    qk = take(capacity);
-    g = take(capacity);
-    beta = take(capacity);
-    log_decay = take(capacity);
     fold_g = take(kFoldRows);
     above = reinterpret_cast<unsigned*>(take(capacity));
     end = at;
   }
 };
 
-// A lane's part of a row of S.
+__device__ __forceinline__ int lane_of_row() { return int(threadIdx.x) % kLanes; }
+// The first of this thread's rows of S, counted in the block.
+__device__ __forceinline__ int first_of_thread() { return int(threadIdx.x) / kLanes * kRowsEach; }
+
+// A lane's columns of a row.
 template <int kVecs>
 struct Part {
   float4 v[kVecs];
@@ -77,17 +84,15 @@ template <int kVecs>
 __device__ __forceinline__ Part<kVecs> part_of(const float* row) {  // of shared memory
   Part<kVecs> x;
 #pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    x.v[i] = reinterpret_cast<const float4*>(row)[i * kLanes + int(threadIdx.x) % kLanes];
-  }
+  for (int i = 0; i < kVecs; ++i) x.v[i] = reinterpret_cast<const float4*>(row)[i * kLanes + lane_of_row()];
   return x;
 }
 template <int kVecs, bool kWhole>
-__device__ __forceinline__ Part<kVecs> load_state(const float* row, int d_k, bool exists) {
+__device__ __forceinline__ Part<kVecs> load_part(const float* row, int d_k, bool exists) {
   Part<kVecs> x;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    const int column = i * 32 + int(threadIdx.x) % kLanes * 4;
+    const int column = (i * kLanes + lane_of_row()) * 4;
     x.v[i] = make_float4(0, 0, 0, 0);
     if (!exists) continue;
     if constexpr (kWhole) {
@@ -102,10 +107,10 @@ __device__ __forceinline__ Part<kVecs> load_state(const float* row, int d_k, boo
   return x;
 }
 template <int kVecs, bool kWhole>
-__device__ __forceinline__ void store_state(const Part<kVecs>& x, float* row, int d_k) {
+__device__ __forceinline__ void store_part(const Part<kVecs>& x, float* row, int d_k) {
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    const int column = i * 32 + int(threadIdx.x) % kLanes * 4;
+    const int column = (i * kLanes + lane_of_row()) * 4;
     if constexpr (kWhole) {
       *reinterpret_cast<float4*>(row + column) = x.v[i];
     } else {
@@ -143,11 +148,60 @@ __device__ __forceinline__ float dot(const Part<kVecs>& s, const Part<kVecs>& x)
   }
   return (sum.x + sum.y) + (sum.z + sum.w);
 }
-// Over the lanes of a row of S; all of them get it.
-__device__ __forceinline__ float group_sum(float v) {
+// Over the lanes of a row; all of them get it.
+__device__ __forceinline__ float row_sum(float v) {
 #pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) v += __shfl_xor_sync(kAllLanes, v, distance);
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    v += __shfl_xor_sync(kAllLanes, v, distance);
+  }
   return v;
+}
+
+// A thread's rows of S.
+template <int kVecs>
+struct StateRows {
+  Part<kVecs> row[kRowsEach];
+};
+template <int kVecs>
+__device__ __forceinline__ void fold(StateRows<kVecs>& s, float g, const float* deltas,
+                                     const Part<kVecs>& k) {
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    decay(s.row[i], g);
+    add_outer(s.row[i], deltas[first_of_thread() + i], k);
+  }
+}
+
+// A token on the registers. Lanes 0 and 4 of a row's sixteen speak for delta of the first and second row,
+// lanes 8 and 12 for y: `mine`.
+template <int kVecs>
+__device__ __forceinline__ float run_token(StateRows<kVecs>& s, const Part<kVecs>& k, const Part<kVecs>& q,
+                                           float4 scalars, const float* v) {
+  static_assert(kRowsEach == 2 && kLanes == 16);
+  const int lane = lane_of_row();
+  const bool of_y = (lane & 8) != 0, of_second = (lane & 4) != 0;
+  float p[2], o[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    decay(s.row[i], scalars.x);
+    p[i] = dot(s.row[i], k);
+    o[i] = dot(s.row[i], q);
+  }
+  // row_sum of all four, each in a quarter of the lanes: who keeps one sum gives the other away.
+  const float first = (of_y ? o[0] : p[0]) + __shfl_xor_sync(kAllLanes, of_y ? p[0] : o[0], 8);
+  const float second = (of_y ? o[1] : p[1]) + __shfl_xor_sync(kAllLanes, of_y ? p[1] : o[1], 8);
+  float sum = (of_second ? second : first) + __shfl_xor_sync(kAllLanes, of_second ? first : second, 4);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  float delta[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float known = __shfl_sync(kAllLanes, sum, (lane_id() & kLanes) + 4 * i);
+    delta[i] = scalars.y * (v[first_of_thread() + i] - known);
+    add_outer(s.row[i], delta[i], k);
+  }
+  const float mine = of_second ? delta[1] : delta[0];
+  return of_y ? fmaf(scalars.z, mine, sum) : mine;
 }
 
 // What a block works on.
@@ -156,13 +210,12 @@ struct Place {
   int h, key_head, first;    // value head, its key head, first row of S
   bool owns_key, owns_head;  // this block records k, g
 };
-template <int kStateRows>
-__device__ __forceinline__ Place place_of(const StepArgs& a) {
+__device__ __forceinline__ Place place_of(const StepArgs& a, int state_rows) {
   const int h = int(blockIdx.y), group = a.shape.n_v_heads / a.shape.n_k_heads;
   return {.seq = a.table.seqs[blockIdx.z],
           .h = h,
           .key_head = h / group,
-          .first = int(blockIdx.x) * kStateRows,
+          .first = int(blockIdx.x) * state_rows,
           .owns_key = blockIdx.x == 0 && h % group == 0,
           .owns_head = blockIdx.x == 0};
 }
@@ -195,86 +248,111 @@ __device__ __forceinline__ float share_dot(const float (&a)[kEach], const float 
   return warp_sum(sum);
 }
 
-// Brings tokens [base, base + n) of the sequence to shared memory: a warp takes every n-th. Records k and g
-// on the tape.
+// Brings tokens [base, base + n) of the sequence to shared memory: a warp takes every n-th, two at a time.
+// Records k and g on the tape.
 template <int kVecs, int kStateRows>
 __device__ __forceinline__ void bring_tokens(const StepArgs& a, const Place& p,
-                                             const Shared<kVecs * 32, kStateRows>& sh, int base, int n) {
-  constexpr int kColumns = kVecs * 32, kWarps = kStateRows * kLanes / kWarp;
+                                             const Shared<kVecs * 64, kStateRows>& sh, int base, int n) {
+  constexpr int kColumns = kVecs * 64, kEach = kVecs * 2, kWarps = delta_threads(kStateRows) / kWarp,
+                kAtOnce = 2;
   const int d_k = a.shape.d_k, keys = key_dim(a.shape), lane = lane_id();
   const float q_scale = inverse_root(float(d_k));
-  for (int t = warp_id(); t < n; t += kWarps) {
-    const int r = p.seq.first_row + base + t;
-    const float* row = a.qkv.row(r);
-    float q[kVecs], k[kVecs];
-    load_share(row + p.key_head * d_k, d_k, a.whole_vectors, q);
-    load_share(row + keys + p.key_head * d_k, d_k, a.whole_vectors, k);
-    const float* v = row + 2 * keys + p.h * a.shape.d_v + p.first;
-    for (int i = lane; i < kStateRows; i += kWarp) {
-      sh.v[t * kStateRows + i] = p.first + i < a.shape.d_v ? v[i] : 0.0f;
-    }
-    const float q_factor = inverse_root(share_dot(q, q) + kNormEps) * q_scale;
-    const float k_factor = inverse_root(share_dot(k, k) + kNormEps);
-    const int64_t tape = tape_row(a.state, p.seq, 1 - p.seq.tape, t);
-    float* tape_k = a.state.tape_k + tape * keys + p.key_head * d_k;
+  for (int first = warp_id(); first < n; first += kWarps * kAtOnce) {
+    float q[kAtOnce][kEach], k[kAtOnce][kEach], v[kAtOnce], log_decay[kAtOnce], beta[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      const int column = lane * kVecs + j;
-      q[j] *= q_factor;
-      k[j] *= k_factor;
-      sh.q[t * kColumns + column] = q[j];
-      sh.k[t * kColumns + column] = k[j];
-      if (a.decode && p.owns_key && column < d_k) tape_k[column] = k[j];
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int r = p.seq.first_row + base + min(first + u * kWarps, n - 1);
+      const float* row = a.qkv.row(r);
+      load_share(row + p.key_head * d_k, d_k, a.whole_vectors, q[u]);
+      load_share(row + keys + p.key_head * d_k, d_k, a.whole_vectors, k[u]);
+      v[u] = 0;
+      if (lane < kStateRows && p.first + lane < a.shape.d_v) {
+        v[u] = row[2 * keys + p.h * a.shape.d_v + p.first + lane];
+      }
+      log_decay[u] = a.log_decay.row(r)[p.h];
+      beta[u] = a.beta.row(r)[p.h];
     }
-    const float qk = share_dot(q, k);
-    if (lane == 0) {
-      const float log_decay = a.log_decay.row(r)[p.h], g = exp_(log_decay);
-      sh.log_decay[t] = log_decay;
-      sh.qk[t] = qk;
-      sh.g[t] = g;
-      sh.beta[t] = a.beta.row(r)[p.h];
-      if (a.decode && p.owns_head) a.state.tape_g[tape * a.shape.n_v_heads + p.h] = g;
+    float q_factor[kAtOnce], k_factor[kAtOnce], k_q[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      q_factor[u] = inverse_root(share_dot(q[u], q[u]) + kNormEps) * q_scale;
+      k_factor[u] = inverse_root(share_dot(k[u], k[u]) + kNormEps);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        q[u][j] *= q_factor[u];
+        k[u][j] *= k_factor[u];
+      }
+      k_q[u] = share_dot(q[u], k[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int t = first + u * kWarps;
+      if (t >= n) break;
+      const int64_t tape = tape_row(a.state, p.seq, 1 - p.seq.tape, t);
+      float* tape_k = a.state.tape_k + tape * keys + p.key_head * d_k;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int column = lane * kEach + j;
+        sh.q[t * kColumns + column] = q[u][j];
+        sh.k[t * kColumns + column] = k[u][j];
+        if (a.decode && p.owns_key && column < d_k) tape_k[column] = k[u][j];
+      }
+      if (lane < kStateRows) sh.v[t * kStateRows + lane] = v[u];
+      if (lane == 0) {
+        const float g = exp_(log_decay[u]);
+        sh.scalars[t] = make_float4(g, beta[u], k_q[u], log_decay[u]);
+        if (a.decode && p.owns_head) a.state.tape_g[tape * a.shape.n_v_heads + p.h] = g;
+      }
     }
   }
 }
 
-// Brings pending tape rows [base, base + n) to shared memory.
-template <int kVecs, int kStateRows>
+// 16 bytes to shared memory, on their way until wait_for_copies().
+__device__ __forceinline__ void copy_16_bytes(float* shared, const float* global) {
+#ifdef TANDEM_CUDA_EMULATED
+  *reinterpret_cast<float4*>(shared) = *reinterpret_cast<const float4*>(global);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_copies() {
+#ifndef TANDEM_CUDA_EMULATED
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Starts to bring pending tape rows [base, base + n) to shared memory; wait_for_copies() and a barrier end
+// it.
+template <int kVecs, bool kWhole, int kStateRows>
 __device__ __forceinline__ void bring_tape(const StepArgs& a, const Place& p,
-                                           const Shared<kVecs * 32, kStateRows>& sh, int base, int n) {
-  constexpr int kColumns = kVecs * 32, kThreads = kStateRows * kLanes;
-  for (int i = int(threadIdx.x); i < n * kColumns; i += kThreads) {
-    const int row = i / kColumns, column = i % kColumns;
-    sh.fold_k[i] = column < a.shape.d_k
-                       ? a.state.tape_k[pending_row(a.state, p.seq, base + row) * key_dim(a.shape) +
-                                        p.key_head * a.shape.d_k + column]
-                       : 0.0f;
+                                           const Shared<kVecs * 64, kStateRows>& sh, int base, int n) {
+  constexpr int kColumns = kVecs * 64;
+  const auto key_of = [&](int row) {
+    return a.state.tape_k + pending_row(a.state, p.seq, base + row) * key_dim(a.shape) +
+           p.key_head * a.shape.d_k;
+  };
+  if constexpr (kWhole) {
+    for (int i = int(threadIdx.x); i < n * kColumns / 4; i += delta_threads(kStateRows)) {
+      copy_16_bytes(sh.fold_k + i * 4, key_of(i * 4 / kColumns) + i * 4 % kColumns);
+    }
+  } else {
+    for (int i = int(threadIdx.x); i < n * kColumns; i += delta_threads(kStateRows)) {
+      const int column = i % kColumns;
+      sh.fold_k[i] = column < a.shape.d_k ? key_of(i / kColumns)[column] : 0.0f;
+    }
   }
-  for (int i = int(threadIdx.x); i < n * kStateRows; i += kThreads) {
-    const int row = i / kStateRows, of_s = p.first + i % kStateRows;
-    sh.fold_delta[i] = of_s < a.shape.d_v
-                           ? a.state.tape_delta[pending_row(a.state, p.seq, base + row) * value_dim(a.shape) +
-                                                p.h * a.shape.d_v + of_s]
-                           : 0.0f;
+  for (int i = int(threadIdx.x); i < n * kStateRows; i += delta_threads(kStateRows)) {
+    const int64_t row = pending_row(a.state, p.seq, base + i / kStateRows);
+    const int of_s = p.first + i % kStateRows;
+    sh.fold_delta[i] =
+        of_s < a.shape.d_v ? a.state.tape_delta[row * value_dim(a.shape) + p.h * a.shape.d_v + of_s] : 0.0f;
+    if (i % kStateRows == 0) sh.fold_g[i / kStateRows] = a.state.tape_g[row * a.shape.n_v_heads + p.h];
   }
-  if (int(threadIdx.x) < n) {
-    const int64_t row = pending_row(a.state, p.seq, base + int(threadIdx.x));
-    sh.fold_g[threadIdx.x] = a.state.tape_g[row * a.shape.n_v_heads + p.h];
-  }
-}
-
-// One token on the registers of a row of S; every lane gets the outcome.
-struct Outcome {
-  float delta, y;
-};
-template <int kVecs>
-__device__ __forceinline__ Outcome run_token(Part<kVecs>& s, const Part<kVecs>& k, const Part<kVecs>& q,
-                                             float g, float beta, float v, float qk) {
-  decay(s, g);
-  const float p = group_sum(dot(s, k)), o = group_sum(dot(s, q));
-  const float delta = beta * (v - p);
-  add_outer(s, delta, k);
-  return {delta, fmaf(qk, delta, o)};
 }
 
 }  // namespace tandem::cuda

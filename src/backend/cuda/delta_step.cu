@@ -10,33 +10,45 @@ namespace {
 
 constexpr int kPrefillRows = 32;  // tokens in shared memory at a time
 
+constexpr int kFullCard = 4;  // blocks of 32 rows of S for each processor that keep it busy
+
 enum class Kind : uint8_t { chains, trees, closed };
 
-// Grid: blocks of rows of S, value heads, sequences. kKind: whether there may be trees, and whether chains of
-// several rows take the closed form.
+// Blocks that share a processor, where registers would allow fewer.
+constexpr int least_blocks(int vecs, int state_rows, Kind kind) {
+  return vecs <= 2 && kind == Kind::chains ? 64 / state_rows : 1;
+}
+
+// Whether there may be trees, and whether chains of several rows take the closed form.
+// Grid: blocks of rows of S, value heads, sequences.
 template <int kVecs, bool kWhole, int kStateRows, Kind kKind>
-__global__ void __launch_bounds__(kStateRows* kLanes) delta_kernel(const __grid_constant__ StepArgs a) {
-  constexpr int kColumns = kVecs * 32;
+__global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs, kStateRows, kKind))
+    delta_kernel(const __grid_constant__ StepArgs a) {
+  constexpr int kColumns = kVecs * 64;
   constexpr bool kTree = kKind != Kind::chains;
-  const Place p = place_of<kStateRows>(a);
+  const Place p = place_of(a, kStateRows);
   const Shared<kColumns, kStateRows> sh(a.capacity);
-  const int of_block = int(threadIdx.x) / kLanes, of_s = p.first + of_block;
-  const bool exists = of_s < a.shape.d_v, speaks = exists && threadIdx.x % kLanes == 0;
+  const int d_k = a.shape.d_k, first = p.first + first_of_thread();
   const bool fresh = a.runs && p.seq.start == 0;
   const int n_rows = a.runs ? p.seq.n_rows : 0, n_pending = fresh ? 0 : p.seq.n_pending;
-  float* state = state_of(a.shape, a.state, p.seq, p.h) + int64_t{of_s} * a.shape.d_k;
-  if (exists && !fresh) {
+  float* state = state_of(a.shape, a.state, p.seq, p.h) + int64_t{first} * d_k;
+  const auto exists = [&](int i) { return first + i < a.shape.d_v; };
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      if (threadIdx.x % kLanes == 0 && i * 32 < a.shape.d_k) prefetch(state + i * 32);
+  for (int i = 0; i < kRowsEach; ++i) {
+    for (int column = lane_of_row() * 8; column < d_k && !fresh && exists(i); column += kLanes * 8) {
+      prefetch(state + i * d_k + column);
     }
   }
   wait_for_inputs();
 
-  Part<kVecs> s = load_state<kVecs, kWhole>(state, a.shape.d_k, exists && !fresh);
+  StateRows<kVecs> s;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    s.row[i] = load_part<kVecs, kWhole>(state + i * d_k, d_k, !fresh && exists(i));
+  }
   int base = 0, n = min(n_rows, a.capacity);
+  bring_tape<kVecs, kWhole, kStateRows>(a, p, sh, 0, min(n_pending, kFoldRows));
   bring_tokens<kVecs, kStateRows>(a, p, sh, 0, n);
-  bring_tape<kVecs, kStateRows>(a, p, sh, 0, min(n_pending, kFoldRows));
   if constexpr (kTree) {
     if (p.seq.is_tree && int(threadIdx.x) < n) {
       unsigned above = 0;
@@ -44,28 +56,53 @@ __global__ void __launch_bounds__(kStateRows* kLanes) delta_kernel(const __grid_
       sh.above[threadIdx.x] = above;
     }
   }
+  wait_for_copies();
   __syncthreads();
   let_next_start();
 
   for (int folded = 0; folded < n_pending;) {
     const int rows = min(n_pending - folded, kFoldRows);
     for (int t = 0; t < rows; ++t) {
-      decay(s, sh.fold_g[t]);
-      add_outer(s, sh.fold_delta[t * kStateRows + of_block], part_of<kVecs>(sh.fold_k + t * kColumns));
+      fold(s, sh.fold_g[t], sh.fold_delta + t * kStateRows, part_of<kVecs>(sh.fold_k + t * kColumns));
     }
     folded += rows;
     if (folded == n_pending) break;
     __syncthreads();
-    bring_tape<kVecs, kStateRows>(a, p, sh, folded, min(n_pending - folded, kFoldRows));
+    bring_tape<kVecs, kWhole, kStateRows>(a, p, sh, folded, min(n_pending - folded, kFoldRows));
+    wait_for_copies();
     __syncthreads();
   }
-  if (exists && a.decode && (fresh || n_pending > 0)) store_state<kVecs, kWhole>(s, state, a.shape.d_k);
+  const auto keep = [&] {
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      if (exists(i)) store_part<kVecs, kWhole>(s.row[i], state + i * d_k, d_k);
+    }
+  };
+  if (a.decode && (fresh || n_pending > 0)) keep();
+  if (n_rows == 0) return;
 
   if constexpr (kKind == Kind::closed) {
-    if (n_rows > 1 && !p.seq.is_tree) return run_closed<kVecs, kStateRows>(a, p, sh, s, of_block, n_rows);
+    if (n_rows > 1 && !p.seq.is_tree) return run_closed<kVecs, kStateRows>(a, p, sh, s, n_rows);
   }
-  const Part<kVecs> before = s;
-  while (base < n_rows) {
+  // What this lane has to say of a token, and where.
+  const bool of_y = (lane_of_row() & 8) != 0,
+             speaks = lane_of_row() % 4 == 0 && exists(lane_of_row() / 4 % 2);
+  const int of_block = first_of_thread() + lane_of_row() / 4 % 2;
+  const int column = p.h * a.shape.d_v + p.first + of_block;
+  float* out = nullptr;
+  int64_t stride = 0;
+  if (of_y) {
+    out = a.y.row(p.seq.first_row) + column;
+    stride = a.y.stride;
+  } else if (a.decode) {
+    out = a.state.tape_delta + tape_row(a.state, p.seq, 1 - p.seq.tape, 0) * value_dim(a.shape) + column;
+    stride = value_dim(a.shape);
+  }
+  if (!speaks) out = nullptr;
+
+  const StateRows<kVecs> before = s;
+  for (;;) {
+    Part<kVecs> k = part_of<kVecs>(sh.k), q = part_of<kVecs>(sh.q);
     for (int t = 0; t < n; ++t) {
       if constexpr (kTree) {
         if (p.seq.is_tree && t > 0 && p.seq.parents[t] != t - 1) {
@@ -75,22 +112,20 @@ __global__ void __launch_bounds__(kStateRows* kLanes) delta_kernel(const __grid_
           const unsigned above = sh.above[t];
           for (int i = 0; i < t; ++i) {
             if ((above >> i & 1u) == 0) continue;
-            decay(s, sh.g[i]);
-            add_outer(s, sh.delta[i * kStateRows + of_block], part_of<kVecs>(sh.k + i * kColumns));
+            fold(s, sh.scalars[i].x, sh.delta + i * kStateRows, part_of<kVecs>(sh.k + i * kColumns));
           }
         }
       }
-      const Part<kVecs> k = part_of<kVecs>(sh.k + t * kColumns), q = part_of<kVecs>(sh.q + t * kColumns);
-      const Outcome got = run_token(s, k, q, sh.g[t], sh.beta[t], sh.v[t * kStateRows + of_block], sh.qk[t]);
-      if (kTree && speaks) sh.delta[t * kStateRows + of_block] = got.delta;
-      if (speaks) {
-        const int column = p.h * a.shape.d_v + of_s;
-        a.y.row(p.seq.first_row + base + t)[column] = got.y;
-        if (a.decode) {
-          a.state.tape_delta[tape_row(a.state, p.seq, 1 - p.seq.tape, t) * value_dim(a.shape) + column] =
-              got.delta;
-        }
+      const int next = min(t + 1, n - 1) * kColumns;
+      const Part<kVecs> next_k = part_of<kVecs>(sh.k + next), next_q = part_of<kVecs>(sh.q + next);
+      const float mine = run_token(s, k, q, sh.scalars[t], sh.v + t * kStateRows);
+      if (kTree && !of_y && lane_of_row() % 4 == 0) sh.delta[t * kStateRows + of_block] = mine;
+      if (out != nullptr) {
+        *out = mine;
+        out += stride;
       }
+      k = next_k;
+      q = next_q;
     }
     base += n;
     n = min(n_rows - base, a.capacity);
@@ -99,15 +134,15 @@ __global__ void __launch_bounds__(kStateRows* kLanes) delta_kernel(const __grid_
     bring_tokens<kVecs, kStateRows>(a, p, sh, base, n);
     __syncthreads();
   }
-  if (exists && !a.decode) store_state<kVecs, kWhole>(s, state, a.shape.d_k);
+  if (!a.decode) keep();
 }
 
 template <int kVecs, bool kWhole, int kStateRows>
 void launch(Card& card, const StepArgs& args, unsigned n_seqs, Kind kind) {
   const dim3 grid{unsigned((args.shape.d_v + kStateRows - 1) / kStateRows), unsigned(args.shape.n_v_heads),
                   n_seqs};
-  constexpr int kThreads = kStateRows * kLanes;
-  const size_t floats = Shared<kVecs * 32, kStateRows>::floats(args.capacity);
+  constexpr int kThreads = delta_threads(kStateRows);
+  const size_t floats = Shared<kVecs * 64, kStateRows>::floats(args.capacity);
   switch (kind) {
     case Kind::chains:
       return card.launch(delta_kernel<kVecs, kWhole, kStateRows, Kind::chains>, grid, kThreads,
@@ -123,12 +158,17 @@ void launch(Card& card, const StepArgs& args, unsigned n_seqs, Kind kind) {
 
 void launch_any(Card& card, const StepArgs& args, unsigned n_seqs, Kind kind) {
   const int d_k = args.shape.d_k;
-  if (d_k == 128) return launch<4, true, 16>(card, args, n_seqs, kind);
-  if (d_k <= 32) return launch<1, false, 16>(card, args, n_seqs, kind);
-  if (d_k <= 64) return launch<2, false, 16>(card, args, n_seqs, kind);
-  if (d_k <= 128) return launch<4, false, 16>(card, args, n_seqs, kind);
+  if (d_k == 128) {
+    // Larger blocks share the tokens among more rows of S, as soon as there are enough to fill the card.
+    const int64_t rows = int64_t{n_seqs} * args.shape.n_v_heads * args.shape.d_v;
+    if (rows >= int64_t{32} * kFullCard * card.info().n_sms)
+      return launch<2, true, 32>(card, args, n_seqs, kind);
+    return launch<2, true, 16>(card, args, n_seqs, kind);
+  }
+  if (d_k <= 64) return launch<1, false, 16>(card, args, n_seqs, kind);
+  if (d_k <= 128) return launch<2, false, 16>(card, args, n_seqs, kind);
   TD_CHECK(d_k <= 256, "the delta rule with keys of %d values, at most 256", d_k);
-  launch<8, false, 16>(card, args, n_seqs, kind);
+  launch<4, false, 16>(card, args, n_seqs, kind);
 }
 
 }  // namespace
