@@ -1,4 +1,4 @@
-// The cuda backend's class. Kernel families: linear.cu, rowwise.cu, attention.cu, delta.cu, moe.cu.
+// The cuda backend's class. Kernel families: linear.cu, rowwise.cu, attention.cu, delta_step.cu, moe.cu.
 //
 // An operation takes the step's table with table(step), launches kernels on the card's stream and returns.
 // What a kernel sums, it sums in an order that the shapes fix: no atomics on sums, no grid size in it, no

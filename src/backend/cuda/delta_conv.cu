@@ -39,22 +39,13 @@ __device__ __forceinline__ void gates(const ConvArgs& a, int r, int h) {
   a.beta.row(r)[h] = sigmoid(b[h]);
 }
 
-// One channel's window before the rows of the step: the last inputs of [stored | pending tape rows].
-__device__ __forceinline__ void window_before(const DeltaShape& shape, const DeltaState& state,
-                                              const SeqEntry& seq, bool fresh, int channel,
-                                              float (&window)[kWindow]) {
-  const float* stored = window_of(shape, state, seq) + channel;
-#pragma unroll
-  for (int i = 0; i < kWindow; ++i) {
-    const int from = i + seq.n_pending;
-    if (fresh) {
-      window[i] = 0;
-    } else if (from < kWindow) {
-      window[i] = stored[from * conv_dim(shape)];
-    } else {
-      window[i] = state.tape_conv[pending_row(state, seq, from - kWindow) * conv_dim(shape) + channel];
-    }
-  }
+// Where a channel's window before the rows of the step lies, its i-th input: the last ones of
+// [stored | pending tape rows].
+__device__ __forceinline__ const float* before_step(const DeltaShape& shape, const DeltaState& state,
+                                                    const SeqEntry& seq, int channel, int i) {
+  const int from = i + seq.n_pending;
+  if (from < kWindow) return window_of(shape, state, seq) + from * conv_dim(shape) + channel;
+  return state.tape_conv + pending_row(state, seq, from - kWindow) * conv_dim(shape) + channel;
 }
 
 __device__ __forceinline__ void store_window(const DeltaShape& shape, const DeltaState& state,
@@ -72,7 +63,11 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_decode_kernel(const __
   const int n_warps = int(blockDim.x) / kWarp, c_dim = conv_dim(a.shape);
   const int channel = int(blockIdx.x) * kWarp + lane_id();
   const bool has_channel = int(blockIdx.x) < a.n_channel_blocks && channel < c_dim;
+  const bool fresh = seq.start == 0;
   const float4 w = has_channel ? taps_of(a, channel) : float4{};
+  if (has_channel && !fresh && threadIdx.x < kWindow) {
+    prefetch(before_step(a.shape, a.state, seq, int(blockIdx.x) * kWarp, int(threadIdx.x)));
+  }
   wait_for_inputs();
   let_next_start();
   if (int(blockIdx.x) == a.n_channel_blocks) {
@@ -81,9 +76,11 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_decode_kernel(const __
     }
     return;
   }
-  const bool fresh = seq.start == 0;
   float window[kWindow] = {};
-  if (has_channel) window_before(a.shape, a.state, seq, fresh, channel, window);
+  if (has_channel && !fresh) {
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) window[i] = *before_step(a.shape, a.state, seq, channel, i);
+  }
   __syncthreads();
   if (!has_channel) return;
   if (warp_id() == 0 && (fresh || seq.n_pending > 0)) store_window(a.shape, a.state, seq, channel, window);
@@ -166,7 +163,8 @@ __global__ void fold_window_kernel(const __grid_constant__ FoldWindowArgs a) {
   const int channel = int(blockIdx.x * blockDim.x + threadIdx.x);
   if (channel >= conv_dim(a.shape) || seq.n_pending == 0) return;
   float window[kWindow];
-  window_before(a.shape, a.state, seq, false, channel, window);
+#pragma unroll
+  for (int i = 0; i < kWindow; ++i) window[i] = *before_step(a.shape, a.state, seq, channel, i);
   store_window(a.shape, a.state, seq, channel, window);
 }
 

@@ -248,30 +248,36 @@ __device__ __forceinline__ float share_dot(const float (&a)[kEach], const float 
   return warp_sum(sum);
 }
 
-// Brings tokens [base, base + n) of the sequence to shared memory: a warp takes every n-th, two at a time.
-// Records k and g on the tape.
+// Tokens on their way from memory to shared memory, normalised: a warp takes every n-th, kAtOnce at a time.
 template <int kVecs, int kStateRows>
-__device__ __forceinline__ void bring_tokens(const StepArgs& a, const Place& p,
-                                             const Shared<kVecs * 64, kStateRows>& sh, int base, int n) {
-  constexpr int kColumns = kVecs * 64, kEach = kVecs * 2, kWarps = delta_threads(kStateRows) / kWarp,
-                kAtOnce = 2;
-  const int d_k = a.shape.d_k, keys = key_dim(a.shape), lane = lane_id();
-  const float q_scale = inverse_root(float(d_k));
-  for (int first = warp_id(); first < n; first += kWarps * kAtOnce) {
-    float q[kAtOnce][kEach], k[kAtOnce][kEach], v[kAtOnce], log_decay[kAtOnce], beta[kAtOnce];
+struct Tokens {
+  static constexpr int kColumns = kVecs * 64, kEach = kVecs * 2, kWarps = delta_threads(kStateRows) / kWarp,
+                       kAtOnce = kStateRows >= 32 ? 1 : 2;
+  float q[kAtOnce][kEach], k[kAtOnce][kEach], v[kAtOnce], log_decay[kAtOnce], beta[kAtOnce];
+
+  // Of tokens [base, base + n) of the sequence those from base + first on.
+  __device__ __forceinline__ void load(const StepArgs& a, const Place& p, int base, int n, int first) {
+    const int d_k = a.shape.d_k, lane = lane_id();
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int r = p.seq.first_row + base + min(first + u * kWarps, n - 1);
       const float* row = a.qkv.row(r);
       load_share(row + p.key_head * d_k, d_k, a.whole_vectors, q[u]);
-      load_share(row + keys + p.key_head * d_k, d_k, a.whole_vectors, k[u]);
+      load_share(row + key_dim(a.shape) + p.key_head * d_k, d_k, a.whole_vectors, k[u]);
       v[u] = 0;
       if (lane < kStateRows && p.first + lane < a.shape.d_v) {
-        v[u] = row[2 * keys + p.h * a.shape.d_v + p.first + lane];
+        v[u] = row[2 * key_dim(a.shape) + p.h * a.shape.d_v + p.first + lane];
       }
       log_decay[u] = a.log_decay.row(r)[p.h];
       beta[u] = a.beta.row(r)[p.h];
     }
+  }
+
+  // Records k and g on the tape, too.
+  __device__ __forceinline__ void put(const StepArgs& a, const Place& p,
+                                      const Shared<kColumns, kStateRows>& sh, int n, int first) {
+    const int d_k = a.shape.d_k, lane = lane_id();
+    const float q_scale = inverse_root(float(d_k));
     float q_factor[kAtOnce], k_factor[kAtOnce], k_q[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
@@ -292,7 +298,7 @@ __device__ __forceinline__ void bring_tokens(const StepArgs& a, const Place& p,
       const int t = first + u * kWarps;
       if (t >= n) break;
       const int64_t tape = tape_row(a.state, p.seq, 1 - p.seq.tape, t);
-      float* tape_k = a.state.tape_k + tape * keys + p.key_head * d_k;
+      float* tape_k = a.state.tape_k + tape * key_dim(a.shape) + p.key_head * d_k;
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const int column = lane * kEach + j;
@@ -308,16 +314,29 @@ __device__ __forceinline__ void bring_tokens(const StepArgs& a, const Place& p,
       }
     }
   }
-}
 
-// 16 bytes to shared memory, on their way until wait_for_copies().
-__device__ __forceinline__ void copy_16_bytes(float* shared, const float* global) {
+  // Tokens from base + first on, to the end.
+  __device__ __forceinline__ void bring(const StepArgs& a, const Place& p,
+                                        const Shared<kColumns, kStateRows>& sh, int base, int n, int first) {
+    for (; first < n; first += kWarps * kAtOnce) {
+      load(a, p, base, n, first);
+      put(a, p, sh, n, first);
+    }
+  }
+};
+
+// 4 or 16 bytes to shared memory, on their way until wait_for_copies().
+template <int kBytes>
+__device__ __forceinline__ void copy_bytes(float* shared, const float* global) {
 #ifdef TANDEM_CUDA_EMULATED
-  *reinterpret_cast<float4*>(shared) = *reinterpret_cast<const float4*>(global);
+  std::memcpy(shared, global, kBytes);
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(shared))),
-               "l"(global)
-               : "memory");
+  const auto to = unsigned(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+  }
 #endif
 }
 __device__ __forceinline__ void wait_for_copies() {
@@ -326,32 +345,39 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
+// Key of pending tape row i.
+__device__ __forceinline__ const float* pending_key(const StepArgs& a, const Place& p, int i) {
+  return a.state.tape_k + pending_row(a.state, p.seq, i) * key_dim(a.shape) + p.key_head * a.shape.d_k;
+}
+
 // Starts to bring pending tape rows [base, base + n) to shared memory; wait_for_copies() and a barrier end
 // it.
 template <int kVecs, bool kWhole, int kStateRows>
 __device__ __forceinline__ void bring_tape(const StepArgs& a, const Place& p,
                                            const Shared<kVecs * 64, kStateRows>& sh, int base, int n) {
   constexpr int kColumns = kVecs * 64;
-  const auto key_of = [&](int row) {
-    return a.state.tape_k + pending_row(a.state, p.seq, base + row) * key_dim(a.shape) +
-           p.key_head * a.shape.d_k;
-  };
   if constexpr (kWhole) {
     for (int i = int(threadIdx.x); i < n * kColumns / 4; i += delta_threads(kStateRows)) {
-      copy_16_bytes(sh.fold_k + i * 4, key_of(i * 4 / kColumns) + i * 4 % kColumns);
+      copy_bytes<16>(sh.fold_k + i * 4, pending_key(a, p, base + i * 4 / kColumns) + i * 4 % kColumns);
     }
   } else {
     for (int i = int(threadIdx.x); i < n * kColumns; i += delta_threads(kStateRows)) {
       const int column = i % kColumns;
-      sh.fold_k[i] = column < a.shape.d_k ? key_of(i / kColumns)[column] : 0.0f;
+      sh.fold_k[i] = column < a.shape.d_k ? pending_key(a, p, base + i / kColumns)[column] : 0.0f;
     }
   }
   for (int i = int(threadIdx.x); i < n * kStateRows; i += delta_threads(kStateRows)) {
     const int64_t row = pending_row(a.state, p.seq, base + i / kStateRows);
     const int of_s = p.first + i % kStateRows;
-    sh.fold_delta[i] =
-        of_s < a.shape.d_v ? a.state.tape_delta[row * value_dim(a.shape) + p.h * a.shape.d_v + of_s] : 0.0f;
-    if (i % kStateRows == 0) sh.fold_g[i / kStateRows] = a.state.tape_g[row * a.shape.n_v_heads + p.h];
+    if (of_s < a.shape.d_v) {
+      copy_bytes<4>(sh.fold_delta + i,
+                    a.state.tape_delta + row * value_dim(a.shape) + p.h * a.shape.d_v + of_s);
+    } else {
+      sh.fold_delta[i] = 0;
+    }
+    if (i % kStateRows == 0) {
+      copy_bytes<4>(sh.fold_g + i / kStateRows, a.state.tape_g + row * a.shape.n_v_heads + p.h);
+    }
   }
 }
 

@@ -39,16 +39,21 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
       prefetch(state + i * d_k + column);
     }
   }
+  if (int(threadIdx.x) < n_pending) prefetch(pending_key(a, p, int(threadIdx.x)));
   wait_for_inputs();
 
+  // Loads in the order in which they are needed.
+  int base = 0, n = min(n_rows, a.capacity);
+  Tokens<kVecs, kStateRows> tokens;
+  if (warp_id() < n) tokens.load(a, p, 0, n, warp_id());
+  bring_tape<kVecs, kWhole, kStateRows>(a, p, sh, 0, min(n_pending, kFoldRows));
   StateRows<kVecs> s;
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     s.row[i] = load_part<kVecs, kWhole>(state + i * d_k, d_k, !fresh && exists(i));
   }
-  int base = 0, n = min(n_rows, a.capacity);
-  bring_tape<kVecs, kWhole, kStateRows>(a, p, sh, 0, min(n_pending, kFoldRows));
-  bring_tokens<kVecs, kStateRows>(a, p, sh, 0, n);
+  if (warp_id() < n) tokens.put(a, p, sh, n, warp_id());
+  tokens.bring(a, p, sh, 0, n, warp_id() + tokens.kWarps * tokens.kAtOnce);
   if constexpr (kTree) {
     if (p.seq.is_tree && int(threadIdx.x) < n) {
       unsigned above = 0;
@@ -131,7 +136,7 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
     n = min(n_rows - base, a.capacity);
     if (n <= 0) break;
     __syncthreads();
-    bring_tokens<kVecs, kStateRows>(a, p, sh, base, n);
+    tokens.bring(a, p, sh, base, n, warp_id());
     __syncthreads();
   }
   if (!a.decode) keep();
