@@ -82,7 +82,8 @@ __device__ __forceinline__ uint32_t first_of_pair(uint32_t pair, int n) {  // th
   return n >= 2 ? pair : n == 1 ? pair & 0xffffu : 0u;
 }
 
-template <int kGroups, int kTiles>
+// kTrees: whether sequences may be trees.
+template <int kGroups, int kTiles, bool kTrees>
 struct Attend {
   static constexpr int kDims = kGroups * 32, kQueries = kTiles * 16;
   static constexpr int kBlocks = kDims / 16;                                          // of 16 dimensions
@@ -118,6 +119,7 @@ struct Attend {
         first_query(first),
         n_queries(sequence.n_rows * group) {}
 
+  __device__ __forceinline__ bool is_tree() const { return kTrees && seq.is_tree != 0; }
   __device__ __forceinline__ const uint16_t* page_head(int place) const {
     return a.cache.head(a.table.pages[seq.first_page + place / kPageTokens], kv_head);
   }
@@ -128,6 +130,7 @@ struct Attend {
   }
 
   __device__ __forceinline__ void load_queries() {
+#pragma unroll 1
     for (int i = int(threadIdx.x); i < kTiles * kGroups * kWarp; i += kAttendThreads) {
       const int lane = i % kWarp, of = i / kWarp, tile = of / kGroups, dim = of % kGroups * 32 + lane % 4 * 8;
       float x[2][8];
@@ -157,7 +160,7 @@ struct Attend {
       shared.total[i] = 0;
     }
     const int t = int(threadIdx.x);
-    if (seq.is_tree && t < seq.n_rows) {
+    if (is_tree() && t < seq.n_rows) {
       uint32_t sees = 0;
       for (int row = t; row >= 0; row = seq.parents[row]) {
         sees |= 1u << row;
@@ -167,16 +170,24 @@ struct Attend {
     }
   }
 
-  // Products of all queries with 4 times 8 keys; keys[n]: this lane's 16 bytes of its key of the n-th 8,
-  // first 32 dims.
-  __device__ __forceinline__ void products(const uint16_t* const (&keys)[4], float (&s)[kTiles][4][4]) {
-    constexpr int kKeysAhead = kGroups < 2 ? 1 : 2;
-    uint4 k[kKeysAhead][4];
+  // 4 times 8 keys: this lane's 16 bytes of its key of the n-th 8, first 32 dims; and what is on its way.
+  struct KeyBlock {
+    static constexpr int kAhead = kGroups < 2 ? 1 : 2;
+    const uint16_t* keys[4];
+    uint4 loaded[kAhead][4];
+
+    __device__ __forceinline__ void load(int dims) {
 #pragma unroll
-    for (int u = 0; u < kKeysAhead; ++u) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) k[u][n] = stream_load(keys[n] + u * 256);
+      for (int n = 0; n < 4; ++n) loaded[dims % kAhead][n] = stream_load(keys[n] + dims * 256);
     }
+    __device__ __forceinline__ void start() {
+#pragma unroll
+      for (int dims = 0; dims < kAhead; ++dims) load(dims);
+    }
+  };
+
+  // Products of all queries with a block that has been started.
+  __device__ __forceinline__ void products(KeyBlock& k, float (&s)[kTiles][4][4]) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -187,14 +198,7 @@ struct Attend {
     }
 #pragma unroll
     for (int dims = 0; dims < kGroups; ++dims) {
-      uint4 now[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        now[n] = k[dims % kKeysAhead][n];
-        if (dims + kKeysAhead < kGroups) {
-          k[dims % kKeysAhead][n] = stream_load(keys[n] + (dims + kKeysAhead) * 256);
-        }
-      }
+      const uint4(&now)[4] = k.loaded[dims % KeyBlock::kAhead];
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
 #pragma unroll
@@ -210,26 +214,28 @@ struct Attend {
           }
         }
       }
+      if (dims + KeyBlock::kAhead < kGroups) k.load(dims + KeyBlock::kAhead);
     }
   }
 
-  // Scores of the warp's 32 places of the tile.
-  __device__ __forceinline__ void scores_in_place(int tile_begin) {
-    const int first = tile_begin + warp_id() * 32, g = lane_id() / 4, t = lane_id() % 4;
-    const uint16_t* block =
-        page_head(first) + (first % kPageTokens / 8) * (kDims / 32) * 256 + g * 32 + t * 8;
-    const uint16_t* keys[4];
+  // The warp's 32 places of the tile.
+  __device__ __forceinline__ void start_keys(int tile_begin, KeyBlock& k) const {
+    const int first = tile_begin + warp_id() * 32;
+    const uint16_t* block = page_head(first) + (first % kPageTokens / 8) * kGroups * 256 + lane_id() * 8;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) keys[n] = block + n * (kDims / 32) * 256;
+    for (int n = 0; n < 4; ++n) k.keys[n] = block + n * kGroups * 256;
+    k.start();
+  }
+  __device__ __forceinline__ void scores_in_place(KeyBlock& k) {
     float s[kTiles][4][4];
-    products(keys, s);
+    products(k, s);
+    float* at = shared.scores + lane_id() / 4 * kScoreStride + warp_id() * 32 + lane_id() % 4 * 2;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile, at += 16 * kScoreStride) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        float* at = shared.scores + (tile * 16 + g) * kScoreStride + (first - tile_begin) + n * 8 + 2 * t;
-        *reinterpret_cast<float2*>(at) = make_float2(s[tile][n][0], s[tile][n][1]);
-        *reinterpret_cast<float2*>(at + 8 * kScoreStride) = make_float2(s[tile][n][2], s[tile][n][3]);
+        *reinterpret_cast<float2*>(at + n * 8) = make_float2(s[tile][n][0], s[tile][n][1]);
+        *reinterpret_cast<float2*>(at + 8 * kScoreStride + n * 8) = make_float2(s[tile][n][2], s[tile][n][3]);
       }
     }
   }
@@ -237,14 +243,15 @@ struct Attend {
   // Scores of the rows of a tree, each where a chain has it, if that is in the tile.
   __device__ __forceinline__ void scores_of_tree(int tile_begin) {
     const int g = lane_id() / 4, t = lane_id() % 4;
-    const uint16_t* keys[4];
+    KeyBlock k;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      const int place = seq.start + min(n * 8 + g, seq.n_rows - 1), in = place % kPageTokens;
-      keys[n] = page_head(place) + (in / 8) * (kDims / 32) * 256 + in % 8 * 32 + t * 8;
+      const int place = seq.start + min(n * 8 + g, seq.n_rows - 1);
+      k.keys[n] = page_head(place) + key_index(kDims, place % kPageTokens, t * 8);
     }
+    k.start();
     float s[kTiles][4][4];
-    products(keys, s);
+    products(k, s);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -303,7 +310,9 @@ struct Attend {
     }
   }
 
-  __device__ __forceinline__ bool has_values() const { return warp_id() < kBlocks; }
+  __device__ __forceinline__ bool has_values() const {
+    return kBlocks >= kAttendWarps || warp_id() < kBlocks;
+  }
 
   // This lane's part of the values of the 16 places from `place` on.
   __device__ __forceinline__ void load_values(int place, uint4 (&v)[kMine]) const {
@@ -318,6 +327,8 @@ struct Attend {
     if (!has_values()) return;
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
+      // Something else otherwise, or the compiler keeps what the tile before left.
+      for (uint4& v : values[u]) v = make_uint4(0, 0, 0, 0);
       if (u < n_steps) load_values(tile_begin + u * 16, values[u]);
     }
   }
@@ -459,83 +470,6 @@ __device__ __forceinline__ void put_output(const AttendArgs& a, int row, int col
   float y = sum * inverse;
   if (a.gate.data != nullptr) y *= sigmoid(a.gate.row(row)[column]);
   a.out.row(row)[column] = y;
-}
-
-// Grid: chunks times tiles of queries, KV heads, sequences.
-template <int kGroups, int kTiles>
-__global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
-    attend_kernel(const __grid_constant__ AttendArgs a) {
-  using Tile = Attend<kGroups, kTiles>;
-  wait_for_inputs();
-  const SeqEntry& seq = a.table.seqs[a.first_seq + int(blockIdx.z)];
-  const int group = a.n_heads / a.n_kv_heads;
-  // The longest work first: chunks far back are larger, and late rows see more.
-  const int reversed = int(gridDim.x) - 1 - int(blockIdx.x);
-  const int tile_index = reversed % a.n_tiles, chunk = reversed / a.n_tiles;
-  const int first_query = tile_index * Tile::kQueries, n_queries = seq.n_rows * group;
-  if (first_query >= n_queries) return;
-  // Keys that any of the queries sees.
-  const int written = seq.start + seq.n_rows;
-  int low = 0, high = written;
-  if (!seq.is_tree) {
-    const Keys first = keys_of(a, seq, first_query / group);
-    const Keys last = keys_of(a, seq, (min(first_query + Tile::kQueries, n_queries) - 1) / group);
-    low = first.first;
-    high = last.end;
-  } else if (a.window > 0) {
-    low = max(0, seq.start - a.window + 1);
-  }
-  low = low / kTileKeys * kTileKeys;
-  if (a.n_chunks > 0) {
-    low = max(low, chunk_begin(chunk));
-    high = min(high, chunk_begin(chunk + 1));
-  }
-  if (low >= high) return;
-
-  Tile t(a, seq, first_query);
-  t.load_queries();
-  const int chain = seq.is_tree ? seq.start : written;  // places before it are positions
-  for (int tile = low; tile < high; tile += kTileKeys) {
-    const int end = min(high, tile + kTileKeys);
-    // Values come while scores are computed.
-    for (int page = tile; page < end; page += kPageTokens) {
-      if (int(threadIdx.x) < Tile::kDims) {
-        prefetch(t.page_head(page) + kPageTokens * Tile::kDims + int(threadIdx.x) * 64);
-      }
-    }
-    __syncthreads();  // queries are there, weights of the tile before no longer needed
-    if (tile + warp_id() * 32 < min(end, chain)) t.scores_in_place(tile);
-    // Steps that a chain does at once, then those of a tree.
-    const int n_steps = (end - tile + 15) / 16;
-    const int n_plain = seq.is_tree ? min(n_steps, max(seq.start - tile, 0) / 16) : n_steps;
-    t.load_first_values(tile, n_plain);
-    if (n_plain < n_steps) {
-      __syncthreads();  // places from `start` on get other scores than scores_in_place gave them
-      if (warp_id() == kAttendWarps - 1) t.scores_of_tree(tile);
-    }
-    __syncthreads();
-    t.softmax(tile);
-    __syncthreads();
-    t.rescale();
-    t.add_values(tile, n_plain, written);
-    for (int step = n_plain; step < n_steps; ++step) t.add_values_of_tree(tile, step);
-  }
-  let_next_start();
-  if (a.n_chunks == 0) {
-    t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
-      const float inverse = 1.0f / t.shared.total[i];
-      if (dim < a.d) put_output(a, row, head * a.d + dim, x, inverse);
-      if (dim + 1 < a.d) put_output(a, row, head * a.d + dim + 1, y, inverse);
-    });
-    return;
-  }
-  t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
-    float* partial = partial_of(a, row, head, chunk);
-    *reinterpret_cast<float2*>(partial + dim) = make_float2(x, y);
-    if (dim == 0) {
-      *reinterpret_cast<float2*>(partial + Tile::kDims) = make_float2(t.shared.highest[i], t.shared.total[i]);
-    }
-  });
 }
 
 }  // namespace tandem::cuda

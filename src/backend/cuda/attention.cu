@@ -12,6 +12,84 @@ constexpr int kMergeThreads = 256;
 // Steps whose partial sums do not fit in this go by some of their sequences at a time.
 constexpr size_t kPartialBytes = size_t{256} << 20;
 
+// Grid: chunks times tiles of queries, KV heads, sequences.
+template <int kGroups, int kTiles, bool kTrees>
+__global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
+    attend_kernel(const __grid_constant__ AttendArgs a) {
+  using Tile = Attend<kGroups, kTiles, kTrees>;
+  wait_for_inputs();
+  const SeqEntry& seq = a.table.seqs[a.first_seq + int(blockIdx.z)];
+  // The longest work first: chunks far back are larger, and late rows see more.
+  const int reversed = int(gridDim.x) - 1 - int(blockIdx.x);
+  const int chunk = reversed / a.n_tiles;
+  Tile t(a, seq, reversed % a.n_tiles * Tile::kQueries);
+  if (t.first_query >= t.n_queries) return;
+  // Keys that any of the queries sees.
+  const int written = seq.start + seq.n_rows;
+  int low = 0, high = written;
+  if (!t.is_tree()) {
+    low = keys_of(a, seq, t.first_query / t.group).first;
+    high = keys_of(a, seq, (min(t.first_query + Tile::kQueries, t.n_queries) - 1) / t.group).end;
+  } else if (a.window > 0) {
+    low = max(0, seq.start - a.window + 1);
+  }
+  low = low / kTileKeys * kTileKeys;
+  if (a.n_chunks > 0) {
+    low = max(low, chunk_begin(chunk));
+    high = min(high, chunk_begin(chunk + 1));
+  }
+  if (low >= high) return;
+
+  const int chain = t.is_tree() ? seq.start : written;  // places before it are positions
+  for (int tile = low; tile < high; tile += kTileKeys) {
+    const int end = min(high, tile + kTileKeys);
+    const bool has_keys = tile + warp_id() * 32 < min(end, chain);
+    typename Tile::KeyBlock keys;
+    if (has_keys) t.start_keys(tile, keys);
+    // Values come while scores are computed.
+    for (int page = tile; page < end; page += kPageTokens) {
+      if (int(threadIdx.x) < Tile::kDims) {
+        prefetch(t.page_head(page) + kPageTokens * Tile::kDims + int(threadIdx.x) * 64);
+      }
+    }
+    if (tile == low) t.load_queries();
+    __syncthreads();  // queries are there, weights of the tile before no longer needed
+    if (has_keys) t.scores_in_place(keys);
+    // Steps that a chain does at once, then those of a tree.
+    const int n_steps = (end - tile + 15) / 16;
+    const int n_plain = t.is_tree() ? min(n_steps, max(seq.start - tile, 0) / 16) : n_steps;
+    t.load_first_values(tile, n_plain);
+    if (kTrees && n_plain < n_steps) {
+      __syncthreads();  // places from `start` on get other scores than scores_in_place gave them
+      if (warp_id() == kAttendWarps - 1) t.scores_of_tree(tile);
+    }
+    __syncthreads();
+    t.softmax(tile);
+    __syncthreads();
+    t.rescale();
+    t.add_values(tile, n_plain, written);
+    if constexpr (kTrees) {
+      for (int step = n_plain; step < n_steps; ++step) t.add_values_of_tree(tile, step);
+    }
+  }
+  let_next_start();
+  if (a.n_chunks == 0) {
+    t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
+      const float inverse = 1.0f / t.shared.total[i];
+      if (dim < a.d) put_output(a, row, head * a.d + dim, x, inverse);
+      if (dim + 1 < a.d) put_output(a, row, head * a.d + dim + 1, y, inverse);
+    });
+    return;
+  }
+  t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
+    float* partial = partial_of(a, row, head, chunk);
+    *reinterpret_cast<float2*>(partial + dim) = make_float2(x, y);
+    if (dim == 0) {
+      *reinterpret_cast<float2*>(partial + Tile::kDims) = make_float2(t.shared.highest[i], t.shared.total[i]);
+    }
+  });
+}
+
 // Grid: heads, rows. Every chunk of a row is weighed by its highest score against the row's; a thread has
 // four dimensions of every n-th chunk, ascending, and the n runs are added ascending.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttendArgs a) {
@@ -78,25 +156,27 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   }
 }
 
+// Tiles of kTiles times 16 queries.
 template <int kGroups, int kTiles>
-void launch(Card& card, dim3 grid, const AttendArgs& args) {
-  card.launch(attend_kernel<kGroups, kTiles>, grid, kAttendThreads,
-              sizeof(typename Attend<kGroups, kTiles>::Shared), args);
+void launch(Card& card, dim3 grid, bool trees, const AttendArgs& args) {
+  constexpr size_t kShared = sizeof(typename Attend<kGroups, kTiles, true>::Shared);
+  card.launch(trees ? attend_kernel<kGroups, kTiles, true> : attend_kernel<kGroups, kTiles, false>, grid,
+              kAttendThreads, kShared, args);
 }
 
 template <int kGroups>
-void launch(Card& card, dim3 grid, int tiles, const AttendArgs& args) {
-  if (tiles == 1) return launch<kGroups, 1>(card, grid, args);
-  if (tiles == 2) return launch<kGroups, 2>(card, grid, args);
-  if (tiles == 3) return launch<kGroups, 3>(card, grid, args);
-  return launch<kGroups, 4>(card, grid, args);
+void launch(Card& card, dim3 grid, int tiles, bool trees, const AttendArgs& args) {
+  if (tiles == 1) return launch<kGroups, 1>(card, grid, trees, args);
+  if (tiles == 2) return launch<kGroups, 2>(card, grid, trees, args);
+  if (tiles == 3) return launch<kGroups, 3>(card, grid, trees, args);
+  return launch<kGroups, 4>(card, grid, trees, args);
 }
 
-void launch(Card& card, dim3 grid, int tiles, const AttendArgs& args) {
-  if (args.cache.dims == 32) return launch<1>(card, grid, tiles, args);
-  if (args.cache.dims == 64) return launch<2>(card, grid, tiles, args);
-  if (args.cache.dims == 128) return launch<4>(card, grid, tiles, args);
-  return launch<8>(card, grid, tiles, args);
+void launch(Card& card, dim3 grid, int tiles, bool trees, const AttendArgs& args) {
+  if (args.cache.dims == 32) return launch<1>(card, grid, tiles, trees, args);
+  if (args.cache.dims == 64) return launch<2>(card, grid, tiles, trees, args);
+  if (args.cache.dims == 128) return launch<4>(card, grid, tiles, trees, args);
+  return launch<8>(card, grid, tiles, trees, args);
 }
 
 size_t partial_bytes(const AttentionShape& shape, int n_chunks) {  // of a row
@@ -119,7 +199,11 @@ void CudaBackend::do_attention(const Step& step, const Attention& a) {
   TD_CHECK(shape.d_head <= kLargestHead, "attention heads of %d dimensions", shape.d_head);
   const int n_seqs = int(step.seqs.size());
   int most_rows = 0;
-  for (const SeqStep& seq : step.seqs) most_rows = std::max(most_rows, seq.n_rows);
+  bool trees = false;
+  for (const SeqStep& seq : step.seqs) {
+    most_rows = std::max(most_rows, seq.n_rows);
+    trees |= !seq.parents.empty();
+  }
   // Tiles of up to 64 queries, as even as may be.
   const int queries = most_rows * (shape.n_heads / shape.n_kv_heads);
   const int at_least = (queries + 63) / 64;
@@ -145,7 +229,7 @@ void CudaBackend::do_attention(const Step& step, const Attention& a) {
   const auto grid = [&](int n_chunks, int seqs) {
     return dim3{unsigned(args.n_tiles * n_chunks), unsigned(shape.n_kv_heads), unsigned(seqs)};
   };
-  if (step.path == Path::prefill) return launch(*card_, grid(1, n_seqs), tiles, args);
+  if (step.path == Path::prefill) return launch(*card_, grid(1, n_seqs), tiles, false, args);
 
   args.n_chunks = n_chunks_of(max_keys(step));
   const size_t of_row = partial_bytes(shape, args.n_chunks);
@@ -159,7 +243,7 @@ void CudaBackend::do_attention(const Step& step, const Attention& a) {
   for (; args.first_seq < n_seqs; args.first_seq += at_once) {
     const int seqs = std::min(at_once, n_seqs - args.first_seq);
     args.n_seqs = seqs;
-    launch(*card_, grid(args.n_chunks, seqs), tiles, args);
+    launch(*card_, grid(args.n_chunks, seqs), tiles, trees, args);
     card_->launch(merge_kernel, {unsigned(shape.n_heads), unsigned(std::min(step.n_rows, seqs * most_rows))},
                   kMergeThreads, size_t(args.n_chunks) * sizeof(float), args);
   }
