@@ -24,15 +24,16 @@ struct Meeting {
 struct Warp {
   Meeting meeting;
   uint32_t bits[32] = {};
-  struct Operands {
-    float d[4];
-    uint32_t a[4], b[2];
-  } operands[32] = {};
+  float a[16][16] = {}, b[8][16] = {};  // of mma_bf16; b by column
 };
 
 struct Fiber {
   ctx::fcontext_t context = nullptr;
   bool done = false;
+  // Where it waits, and the round it waits for the end of.
+  const Meeting* waits_at = nullptr;
+  unsigned round = 0;
+  bool waits() const { return waits_at != nullptr && waits_at->round == round; }
 };
 
 struct Block {
@@ -43,7 +44,9 @@ struct Block {
   Meeting meeting;
   std::vector<Warp> warps = std::vector<Warp>(kMaxThreads / 32);
   std::vector<Fiber> fibers = std::vector<Fiber>(kMaxThreads);
-  std::vector<std::unique_ptr<std::byte[]>> stacks;
+  std::unique_ptr<std::byte[]> stacks =
+      std::make_unique_for_overwrite<std::byte[]>(kMaxThreads * kStackBytes);
+  size_t shared_bytes = 0;
   std::unique_ptr<std::byte[]> shared = std::make_unique<std::byte[]>(kMaxShared + 128);
   ctx::fcontext_t scheduler = nullptr;
   int current = 0;
@@ -79,7 +82,11 @@ void meet(Meeting& m) {
     ++m.round;
     return;
   }
+  Fiber& me = block().fibers[size_t(block().current)];
+  me.waits_at = &m;
+  me.round = round;
   while (m.round == round) yield();
+  me.waits_at = nullptr;
 }
 
 Warp& warp() {
@@ -91,20 +98,19 @@ int lane() { return block().current % 32; }
 void run_block() {
   Block& b = block();
   for (int i = 0; i < b.n_threads; ++i) {
-    if (size_t(i) >= b.stacks.size()) b.stacks.push_back(std::make_unique<std::byte[]>(kStackBytes));
-    b.fibers[size_t(i)] = {ctx::make_fcontext(b.stacks[size_t(i)].get() + kStackBytes, kStackBytes, enter),
-                           false};
+    std::byte* end = b.stacks.get() + size_t(i + 1) * kStackBytes;
+    b.fibers[size_t(i)] = {.context = ctx::make_fcontext(end, kStackBytes, enter)};
   }
   b.meeting = {b.n_threads, 0, 0};
   for (int w = 0; w * 32 < b.n_threads; ++w) b.warps[size_t(w)].meeting = {32, 0, 0};
-  std::memset(b.shared.get(), 0xcd, kMaxShared);
+  std::memset(dynamic_shared_memory(), 0xcd, b.shared_bytes);
   for (int left = b.n_threads, idle = 0; left > 0;) {
     const int before = left;
     unsigned rounds = b.meeting.round;
     for (int w = 0; w * 32 < b.n_threads; ++w) rounds += b.warps[size_t(w)].meeting.round;
     for (int i = 0; i < b.n_threads; ++i) {
       Fiber& f = b.fibers[size_t(i)];
-      if (f.done) continue;
+      if (f.done || f.waits()) continue;
       b.current = i;
       b.index.thread.x = unsigned(i);
       f.context = ctx::jump_fcontext(f.context, nullptr).fctx;
@@ -158,22 +164,17 @@ uint32_t bf16_bits(float x) {
 
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   Warp& w = warp();
-  Warp::Operands& mine = w.operands[lane()];
-  std::memcpy(mine.a, a, sizeof mine.a);
-  mine.b[0] = b0;
-  mine.b[1] = b1;
-  meet(w.meeting);
-  const auto half = [](uint32_t pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); };
   const int g = lane() / 4, t = lane() % 4;
-  for (int i = 0; i < 4; ++i) {
-    const int row = g + (i >= 2 ? 8 : 0), column = 2 * t + i % 2;
-    float sum = d[i];
-    for (int k = 0; k < 16; ++k) {
-      const Warp::Operands& of_a = w.operands[row % 8 * 4 + k % 8 / 2];
-      const Warp::Operands& of_b = w.operands[column * 4 + k % 8 / 2];
-      sum += half(of_a.a[(k >= 8 ? 2 : 0) + (row >= 8 ? 1 : 0)], k % 2) * half(of_b.b[k >= 8 ? 1 : 0], k % 2);
-    }
-    d[i] = sum;
+  const auto put = [](float* at, uint32_t pair) {
+    at[0] = __uint_as_float(pair << 16);
+    at[1] = __uint_as_float(pair & 0xffff0000u);
+  };
+  for (int i = 0; i < 4; ++i) put(&w.a[g + i % 2 * 8][2 * t + i / 2 * 8], a[i]);
+  put(&w.b[g][2 * t], b0);
+  put(&w.b[g][2 * t + 8], b1);
+  meet(w.meeting);
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 4; ++i) d[i] += w.a[g + i / 2 * 8][k] * w.b[2 * t + i % 2][k];
   }
   meet(w.meeting);
 }
@@ -191,6 +192,7 @@ void run(const char* name, dim3 grid, dim3 threads, size_t shared_bytes, void (*
   b.body = body;
   b.argument = argument;
   b.n_threads = int(threads.x);
+  b.shared_bytes = shared_bytes;
   b.index.block_dim = threads;
   b.index.grid_dim = grid;
   for (unsigned z = 0; z < grid.z; ++z) {
