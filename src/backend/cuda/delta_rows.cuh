@@ -157,6 +157,12 @@ __device__ __forceinline__ float row_sum(float v) {
   return v;
 }
 
+// The two of a value for each row of S that are a thread's.
+__device__ __forceinline__ float2 of_thread(const float* of_rows) {
+  static_assert(kRowsEach == 2);
+  return reinterpret_cast<const float2*>(of_rows)[int(threadIdx.x) / kLanes];
+}
+
 // A thread's rows of S.
 template <int kVecs>
 struct StateRows {
@@ -165,18 +171,18 @@ struct StateRows {
 template <int kVecs>
 __device__ __forceinline__ void fold(StateRows<kVecs>& s, float g, const float* deltas,
                                      const Part<kVecs>& k) {
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    decay(s.row[i], g);
-    add_outer(s.row[i], deltas[first_of_thread() + i], k);
-  }
+  const float2 delta = of_thread(deltas);
+  decay(s.row[0], g);
+  decay(s.row[1], g);
+  add_outer(s.row[0], delta.x, k);
+  add_outer(s.row[1], delta.y, k);
 }
 
 // A token on the registers. Lanes 0 and 4 of a row's sixteen speak for delta of the first and second row,
 // lanes 8 and 12 for y: `mine`.
 template <int kVecs>
 __device__ __forceinline__ float run_token(StateRows<kVecs>& s, const Part<kVecs>& k, const Part<kVecs>& q,
-                                           float4 scalars, const float* v) {
+                                           float4 scalars, float2 v) {
   static_assert(kRowsEach == 2 && kLanes == 16);
   const int lane = lane_of_row();
   const bool of_y = (lane & 8) != 0, of_second = (lane & 4) != 0;
@@ -193,14 +199,12 @@ __device__ __forceinline__ float run_token(StateRows<kVecs>& s, const Part<kVecs
   float sum = (of_second ? second : first) + __shfl_xor_sync(kAllLanes, of_second ? first : second, 4);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
-  float delta[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float known = __shfl_sync(kAllLanes, sum, (lane_id() & kLanes) + 4 * i);
-    delta[i] = scalars.y * (v[first_of_thread() + i] - known);
-    add_outer(s.row[i], delta[i], k);
-  }
-  const float mine = of_second ? delta[1] : delta[0];
+  const float p0 = __shfl_sync(kAllLanes, sum, lane_id() & kLanes);
+  const float p1 = __shfl_sync(kAllLanes, sum, (lane_id() & kLanes) + 4);
+  const float delta0 = scalars.y * (v.x - p0), delta1 = scalars.y * (v.y - p1);
+  add_outer(s.row[0], delta0, k);
+  add_outer(s.row[1], delta1, k);
+  const float mine = of_second ? delta1 : delta0;
   return of_y ? fmaf(scalars.z, mine, sum) : mine;
 }
 

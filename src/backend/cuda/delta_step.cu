@@ -55,10 +55,14 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
   if (warp_id() < n) tokens.put(a, p, sh, n, warp_id());
   tokens.bring(a, p, sh, 0, n, warp_id() + tokens.kWarps * tokens.kAtOnce);
   if constexpr (kTree) {
-    if (p.seq.is_tree && int(threadIdx.x) < n) {
-      unsigned above = 0;
-      for (int t = p.seq.parents[threadIdx.x]; t >= 0; t = p.seq.parents[t]) above |= 1u << t;
-      sh.above[threadIdx.x] = above;
+    if (int(threadIdx.x) < n) {
+      const int t = int(threadIdx.x);
+      unsigned above = (1u << t) - 1;
+      if (p.seq.is_tree) {
+        above = 0;
+        for (int i = p.seq.parents[t]; i >= 0; i = p.seq.parents[i]) above |= 1u << i;
+      }
+      sh.above[t] = above;
     }
   }
   wait_for_copies();
@@ -110,11 +114,11 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
     Part<kVecs> k = part_of<kVecs>(sh.k), q = part_of<kVecs>(sh.q);
     for (int t = 0; t < n; ++t) {
       if constexpr (kTree) {
-        if (p.seq.is_tree && t > 0 && p.seq.parents[t] != t - 1) {
+        const unsigned above = sh.above[t];
+        if (t > 0 && (above >> (t - 1) & 1u) == 0) {
           // Back to what the row above left: the state before the step and the tokens on the path, replayed.
           __syncwarp();
           s = before;
-          const unsigned above = sh.above[t];
           for (int i = 0; i < t; ++i) {
             if ((above >> i & 1u) == 0) continue;
             fold(s, sh.scalars[i].x, sh.delta + i * kStateRows, part_of<kVecs>(sh.k + i * kColumns));
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
       }
       const int next = min(t + 1, n - 1) * kColumns;
       const Part<kVecs> next_k = part_of<kVecs>(sh.k + next), next_q = part_of<kVecs>(sh.q + next);
-      const float mine = run_token(s, k, q, sh.scalars[t], sh.v + t * kStateRows);
+      const float mine = run_token(s, k, q, sh.scalars[t], of_thread(sh.v + t * kStateRows));
       if (kTree && !of_y && lane_of_row() % 4 == 0) sh.delta[t * kStateRows + of_block] = mine;
       if (out != nullptr) {
         *out = mine;
