@@ -82,6 +82,7 @@ class CudaBackend final : public Backend {
   void do_delta_conv(const Step& step, const DeltaConv& args) override;
   void do_delta_step(const Step& step, const DeltaStep& args) override;
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
+  void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
 
