@@ -23,8 +23,13 @@ struct Meeting {
 
 struct Warp {
   Meeting meeting;
-  uint32_t bits[32] = {};
-  float a[16][16] = {}, b[8][16] = {};  // of mma_bf16; b by column
+  // What lanes bring to a meeting, and to the one after it: nobody comes to the second next before all have
+  // taken away what they came for.
+  struct Brought {
+    uint32_t bits[32] = {};
+    float a[16][16] = {}, b[8][16] = {};  // of mma_bf16; b by column
+  } brought[2];
+  Brought& next() { return brought[meeting.round % 2]; }
 };
 
 struct Fiber {
@@ -139,20 +144,19 @@ void sync_warp() { meet(warp().meeting); }
 
 uint32_t exchange(uint32_t bits, int from) {
   Warp& w = warp();
-  w.bits[lane()] = bits;
+  Warp::Brought& here = w.next();
+  here.bits[lane()] = bits;
   meet(w.meeting);
-  const uint32_t got = w.bits[from];
-  meet(w.meeting);
-  return got;
+  return here.bits[from];
 }
 
 unsigned ballot(bool vote) {
   Warp& w = warp();
-  w.bits[lane()] = vote;
+  Warp::Brought& here = w.next();
+  here.bits[lane()] = vote;
   meet(w.meeting);
   unsigned all = 0;
-  for (int i = 0; i < 32; ++i) all |= w.bits[i] << i;
-  meet(w.meeting);
+  for (int i = 0; i < 32; ++i) all |= here.bits[i] << i;
   return all;
 }
 
@@ -164,19 +168,19 @@ uint32_t bf16_bits(float x) {
 
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   Warp& w = warp();
+  Warp::Brought& here = w.next();
   const int g = lane() / 4, t = lane() % 4;
   const auto put = [](float* at, uint32_t pair) {
     at[0] = __uint_as_float(pair << 16);
     at[1] = __uint_as_float(pair & 0xffff0000u);
   };
-  for (int i = 0; i < 4; ++i) put(&w.a[g + i % 2 * 8][2 * t + i / 2 * 8], a[i]);
-  put(&w.b[g][2 * t], b0);
-  put(&w.b[g][2 * t + 8], b1);
+  for (int i = 0; i < 4; ++i) put(&here.a[g + i % 2 * 8][2 * t + i / 2 * 8], a[i]);
+  put(&here.b[g][2 * t], b0);
+  put(&here.b[g][2 * t + 8], b1);
   meet(w.meeting);
   for (int k = 0; k < 16; ++k) {
-    for (int i = 0; i < 4; ++i) d[i] += w.a[g + i / 2 * 8][k] * w.b[2 * t + i % 2][k];
+    for (int i = 0; i < 4; ++i) d[i] += here.a[g + i / 2 * 8][k] * here.b[2 * t + i % 2][k];
   }
-  meet(w.meeting);
 }
 
 void run(const char* name, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(const void*),
