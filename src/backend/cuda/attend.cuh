@@ -15,6 +15,8 @@
 // are gathered row by row, again to where a chain has them.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kv_pages.cuh"
 
 namespace tandem::cuda {
@@ -91,16 +93,19 @@ struct Attend {
   static constexpr int kAhead = 4;                                                    // steps of values
   static_assert(kTileKeys == 32 * kAttendWarps);
 
-  struct Tree {
-    uint32_t sees[kMaxDecodeRows];                  // rows on the path to a row, itself included
-    uint8_t path[kMaxDecodeRows * kMaxDecodeRows];  // [row][depth]
+  static constexpr int kStaged = 15 + kMaxDecodeRows, kStagedStride = kDims + 8;
+  struct NoTree {};
+  struct IsTree {
+    uint32_t sees[kMaxDecodeRows];                   // rows on the path to a row, itself included
+    uint8_t path[kMaxDecodeRows * kMaxDecodeRows];   // [row][depth]
+    uint16_t values[(kStaged + 1) * kStagedStride];  // [place][dims]; the last: zeros
   };
   struct Shared {
     uint4 q[kTiles * kGroups * 4 * kWarp];  // A operands: [tile][32 dims][step, term][lane]
     float scores[kQueries * kScoreStride];  // then weights: of a pair of keys, the pair of firsts, of rests
     int first[kQueries], end[kQueries];     // keys a query sees
     float highest[kQueries], total[kQueries], factor[kQueries];
-    Tree tree;
+    std::conditional_t<kTrees, IsTree, NoTree> tree;
   };
 
   const AttendArgs& a;
@@ -159,8 +164,9 @@ struct Attend {
       shared.highest[i] = kNoScore;
       shared.total[i] = 0;
     }
-    const int t = int(threadIdx.x);
-    if (is_tree() && t < seq.n_rows) {
+    if constexpr (kTrees) {
+      const int t = int(threadIdx.x);
+      if (seq.is_tree == 0 || t >= seq.n_rows) return;
       uint32_t sees = 0;
       for (int row = t; row >= 0; row = seq.parents[row]) {
         sees |= 1u << row;
@@ -170,15 +176,16 @@ struct Attend {
     }
   }
 
-  // 4 times 8 keys: this lane's 16 bytes of its key of the n-th 8, first 32 dims; and what is on its way.
+  // N times 8 keys: this lane's 16 bytes of its key of the n-th 8, first 32 dims; and what is on its way.
+  template <int N>
   struct KeyBlock {
     static constexpr int kAhead = kGroups < 2 ? 1 : 2;
-    const uint16_t* keys[4];
-    uint4 loaded[kAhead][4];
+    const uint16_t* keys[N];
+    uint4 loaded[kAhead][N];
 
     __device__ __forceinline__ void load(int dims) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) loaded[dims % kAhead][n] = stream_load(keys[n] + dims * 256);
+      for (int n = 0; n < N; ++n) loaded[dims % kAhead][n] = load_written(keys[n] + dims * 256);
     }
     __device__ __forceinline__ void start() {
 #pragma unroll
@@ -187,18 +194,20 @@ struct Attend {
   };
 
   // Products of all queries with a block that has been started.
-  __device__ __forceinline__ void products(KeyBlock& k, float (&s)[kTiles][4][4]) {
+  template <int N>
+  __device__ __forceinline__ void products(KeyBlock<N>& k, float (&s)[kTiles][N][4]) {
+    constexpr int kAhead = KeyBlock<N>::kAhead;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < N; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[tile][n][i] = 0;
       }
     }
 #pragma unroll
     for (int dims = 0; dims < kGroups; ++dims) {
-      const uint4(&now)[4] = k.loaded[dims % KeyBlock::kAhead];
+      const uint4(&now)[N] = k.loaded[dims % kAhead];
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
 #pragma unroll
@@ -208,25 +217,25 @@ struct Attend {
             const uint4 q = shared.q[((tile * kGroups + dims) * 4 + step * 2 + term) * kWarp + lane_id()];
             const uint32_t operand[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-            for (int n = 0; n < 4; ++n) {
+            for (int n = 0; n < N; ++n) {
               mma_bf16(s[tile][n], operand, step == 0 ? now[n].x : now[n].z, step == 0 ? now[n].y : now[n].w);
             }
           }
         }
       }
-      if (dims + KeyBlock::kAhead < kGroups) k.load(dims + KeyBlock::kAhead);
+      if (dims + kAhead < kGroups) k.load(dims + kAhead);
     }
   }
 
   // The warp's 32 places of the tile.
-  __device__ __forceinline__ void start_keys(int tile_begin, KeyBlock& k) const {
+  __device__ __forceinline__ void start_keys(int tile_begin, KeyBlock<4>& k) const {
     const int first = tile_begin + warp_id() * 32;
     const uint16_t* block = page_head(first) + (first % kPageTokens / 8) * kGroups * 256 + lane_id() * 8;
 #pragma unroll
     for (int n = 0; n < 4; ++n) k.keys[n] = block + n * kGroups * 256;
     k.start();
   }
-  __device__ __forceinline__ void scores_in_place(KeyBlock& k) {
+  __device__ __forceinline__ void scores_in_place(KeyBlock<4>& k) {
     float s[kTiles][4][4];
     products(k, s);
     float* at = shared.scores + lane_id() / 4 * kScoreStride + warp_id() * 32 + lane_id() % 4 * 2;
@@ -240,34 +249,21 @@ struct Attend {
     }
   }
 
-  // Scores of the rows of a tree, each where a chain has it, if that is in the tile.
-  __device__ __forceinline__ void scores_of_tree(int tile_begin) {
-    const int g = lane_id() / 4, t = lane_id() % 4;
-    KeyBlock k;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int place = seq.start + min(n * 8 + g, seq.n_rows - 1);
-      k.keys[n] = page_head(place) + key_index(kDims, place % kPageTokens, t * 8);
-    }
+  // Scores of 8 rows of a tree, each where a chain has it, if that is in the tile.
+  __device__ __forceinline__ void scores_of_tree(int tile_begin, int first_row) {
+    const int g = lane_id() / 4, t = lane_id() % 4, place = seq.start + min(first_row + g, seq.n_rows - 1);
+    KeyBlock<1> k{{page_head(place) + key_index(kDims, place % kPageTokens, t * 8)}, {}};
     k.start();
-    float s[kTiles][4][4];
+    float s[kTiles][1][4];
     products(k, s);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int i = tile * 16 + g + 8 * h, q = first_query + i;
-        const uint32_t sees = q < n_queries ? shared.tree.sees[q / group] : 0;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int row = n * 8 + 2 * t + e;
-            if ((sees >> row & 1) == 0) continue;
-            const int at = seq.start + int(seq.depth[row]) - tile_begin;
-            if (at >= 0 && at < kTileKeys) shared.scores[i * kScoreStride + at] = s[tile][n][2 * h + e];
-          }
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int query = tile * 16 + g + i / 2 * 8, q = first_query + query, row = first_row + 2 * t + i % 2;
+        if (q >= n_queries || (shared.tree.sees[q / group] >> row & 1) == 0) continue;
+        const int at = seq.start + int(seq.depth[row]) - tile_begin;
+        if (at >= 0 && at < kTileKeys) shared.scores[query * kScoreStride + at] = s[tile][0][i];
       }
     }
   }
@@ -319,7 +315,7 @@ struct Attend {
     const uint16_t* block =
         page_head(place) + kPageTokens * kDims + place % kPageTokens / 16 * kBlocks * 256 + lane_id() * 8;
 #pragma unroll
-    for (int m = 0; m < kMine; ++m) v[m] = stream_load(block + (warp_id() + m * kAttendWarps) * 256);
+    for (int m = 0; m < kMine; ++m) v[m] = load_written(block + (warp_id() + m * kAttendWarps) * 256);
   }
 
   // The first steps of the tile, before anyone asks for them.
@@ -399,17 +395,31 @@ struct Attend {
     }
   }
 
-  // The value that row t sees at `position`, in dimension `dim`; zero where it sees none.
-  __device__ __forceinline__ uint32_t value_on_path(int t, int position, int dim) const {
-    int place = position;
-    if (const int depth = position - seq.start; depth >= 0) {
-      if (depth > int(seq.depth[t])) return 0;
-      place = seq.start + int(shared.tree.path[t * kMaxDecodeRows + depth]);
+  // The warp's dimensions of the places that steps of a tree may ask for, as they lie: from the last multiple
+  // of 16 up to `start` on; and zeros.
+  __device__ __forceinline__ void stage_values(int written) {
+    if (!has_values()) return;
+    const int base = seq.start / 16 * 16, dim = warp_id() * 16 + lane_id() % 16 + lane_id() / 16 * kDims / 2;
+    if (kMine == 1 && lane_id() >= 16) return;
+    uint16_t* to = shared.tree.values + dim;
+#pragma unroll 4
+    for (int place = base; place < written; ++place) {
+      to[(place - base) * kStagedStride] = page_head(place)[value_index(kDims, place % kPageTokens, dim)];
     }
-    return page_head(place)[value_index(kDims, place % kPageTokens, dim)];
+    to[kStaged * kStagedStride] = 0;
   }
 
-  // The same for a step of a tree where every row has its own values.
+  // Where the value lies that row t sees at `position`.
+  __device__ __forceinline__ const uint16_t* staged(int t, int position) const {
+    int at = position - seq.start / 16 * 16;
+    if (const int depth = position - seq.start; depth >= 0) {
+      const int row = depth > int(seq.depth[t]) ? -1 : int(shared.tree.path[t * kMaxDecodeRows + depth]);
+      at = row < 0 ? kStaged : seq.start % 16 + row;
+    }
+    return shared.tree.values + at * kStagedStride;
+  }
+
+  // A step of a tree, where every row has its own values.
   __device__ __forceinline__ void add_values_of_tree(int tile_begin, int step) {
     if (!has_values()) return;
     const int g = lane_id() / 4, position = tile_begin + step * 16 + lane_id() % 4 * 2;
@@ -419,16 +429,18 @@ struct Attend {
       if (q >= n_queries) break;
       uint32_t high[4], low[4];
       weights(tile, step, high, low);
+#pragma unroll 1
       for (int t = q / group; t <= min(q + 15, n_queries - 1) / group; ++t) {
         const bool is_mine[2] = {(q + g) / group == t, (q + g + 8) / group == t};
+        const uint16_t* const of_key[4] = {staged(t, position), staged(t, position + 1),
+                                           staged(t, position + 8), staged(t, position + 9)};
 #pragma unroll
         for (int m = 0; m < kMine; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int dim = (warp_id() + m * kAttendWarps) * 16 + half * 8 + g;
-            const uint32_t b0 = value_on_path(t, position, dim) | value_on_path(t, position + 1, dim) << 16;
-            const uint32_t b1 = value_on_path(t, position + 8, dim) | value_on_path(t, position + 9, dim)
-                                                                          << 16;
+            const uint32_t b0 = of_key[0][dim] | uint32_t(of_key[1][dim]) << 16;
+            const uint32_t b1 = of_key[2][dim] | uint32_t(of_key[3][dim]) << 16;
             float(&sum)[4] = sums[m][half][tile];
             float of_row[4] = {sum[0], sum[1], sum[2], sum[3]};
             mma_bf16(of_row, high, b0, b1);

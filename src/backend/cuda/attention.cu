@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
   for (int tile = low; tile < high; tile += kTileKeys) {
     const int end = min(high, tile + kTileKeys);
     const bool has_keys = tile + warp_id() * 32 < min(end, chain);
-    typename Tile::KeyBlock keys;
+    typename Tile::template KeyBlock<4> keys;
     if (has_keys) t.start_keys(tile, keys);
     // Values come while scores are computed.
     for (int page = tile; page < end; page += kPageTokens) {
@@ -59,9 +59,12 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
     const int n_steps = (end - tile + 15) / 16;
     const int n_plain = t.is_tree() ? min(n_steps, max(seq.start - tile, 0) / 16) : n_steps;
     t.load_first_values(tile, n_plain);
-    if (kTrees && n_plain < n_steps) {
-      __syncthreads();  // places from `start` on get other scores than scores_in_place gave them
-      if (warp_id() == kAttendWarps - 1) t.scores_of_tree(tile);
+    if constexpr (kTrees) {
+      if (n_plain < n_steps) {
+        __syncthreads();  // places from `start` on get other scores than scores_in_place gave them
+        if (warp_id() * 8 < seq.n_rows) t.scores_of_tree(tile, warp_id() * 8);
+        t.stage_values(written);
+      }
     }
     __syncthreads();
     t.softmax(tile);
@@ -159,9 +162,13 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 // Tiles of kTiles times 16 queries.
 template <int kGroups, int kTiles>
 void launch(Card& card, dim3 grid, bool trees, const AttendArgs& args) {
-  constexpr size_t kShared = sizeof(typename Attend<kGroups, kTiles, true>::Shared);
-  card.launch(trees ? attend_kernel<kGroups, kTiles, true> : attend_kernel<kGroups, kTiles, false>, grid,
-              kAttendThreads, kShared, args);
+  if (trees) {
+    card.launch(attend_kernel<kGroups, kTiles, true>, grid, kAttendThreads,
+                sizeof(typename Attend<kGroups, kTiles, true>::Shared), args);
+  } else {
+    card.launch(attend_kernel<kGroups, kTiles, false>, grid, kAttendThreads,
+                sizeof(typename Attend<kGroups, kTiles, false>::Shared), args);
+  }
 }
 
 template <int kGroups>

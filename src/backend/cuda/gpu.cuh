@@ -106,6 +106,19 @@ __device__ __forceinline__ uint4 stream_load(const void* p) {
 #endif
 }
 
+// The same of what earlier kernels wrote, as keys and values.
+__device__ __forceinline__ uint4 load_written(const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  return *static_cast<const uint4*>(p);
+#else
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+#endif
+}
+
 // Brings the line of memory at p nearer, into the cache that all processors share. Changes nothing else, so
 // it may come before wait_for_inputs().
 __device__ __forceinline__ void prefetch(const void* p) {
