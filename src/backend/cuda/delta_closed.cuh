@@ -53,24 +53,32 @@ __device__ __forceinline__ void run_closed(const StepArgs& a, const Place& p,
   }
   __syncthreads();
 
-  // Lane l has tokens l and l + 16: what is left of v, and y so far.
+  // With S: what is left of v goes to its place, y so far to that of delta. A row's lanes read what they
+  // wrote.
+  for (int t = 0; t < n; ++t) {
+    const Part<kVecs> k = part_of<kVecs>(sh.k + t * kColumns), q = part_of<kVecs>(sh.q + t * kColumns);
+    const float known[] = {dot(s.row[0], k), dot(s.row[1], k)}, out[] = {dot(s.row[0], q), dot(s.row[1], q)};
+    const float sum = c.decay[t * c.stride] * quarter_sums(known, out);
+    if (lane % 4 != 0) continue;
+    const int at = t * kStateRows + first_of_thread() + has_second();
+    if (has_b()) {
+      sh.delta[at] = sum;
+    } else {
+      sh.v[at] -= sum;
+    }
+  }
+  __syncwarp();
+  // Lane l has tokens l and l + 16.
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const int of_block = first_of_thread() + i;
     float left[kMost], y[kMost], delta[kMost];
 #pragma unroll
     for (int m = 0; m < kMost; ++m) {
-      left[m] = y[m] = delta[m] = 0;
-      for (int u = 0; u < kLanes; ++u) {
-        const int t = m * kLanes + u;
-        if (t >= n) break;
-        const float known = row_sum(dot(s.row[i], part_of<kVecs>(sh.k + t * kColumns)));
-        const float out = row_sum(dot(s.row[i], part_of<kVecs>(sh.q + t * kColumns)));
-        if (lane != u) continue;
-        const float decay = c.decay[t * c.stride];
-        left[m] = sh.v[t * kStateRows + of_block] - decay * known;
-        y[m] = decay * out;
-      }
+      const int t = m * kLanes + lane;
+      left[m] = t < n ? sh.v[t * kStateRows + of_block] : 0.0f;
+      y[m] = t < n ? sh.delta[t * kStateRows + of_block] : 0.0f;
+      delta[m] = 0;
     }
 #pragma unroll
     for (int of_j = 0; of_j < kMost; ++of_j) {

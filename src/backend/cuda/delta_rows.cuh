@@ -178,14 +178,28 @@ __device__ __forceinline__ void fold(StateRows<kVecs>& s, float g, const float* 
   add_outer(s.row[1], delta.y, k);
 }
 
-// A token on the registers. Lanes 0 and 4 of a row's sixteen speak for delta of the first and second row,
-// lanes 8 and 12 for y: `mine`.
+// Whom of a row's sixteen lanes quarter_sums serves: the first and the second value of a and of b.
+__device__ __forceinline__ bool has_b() { return (threadIdx.x & 8) != 0; }
+__device__ __forceinline__ bool has_second() { return (threadIdx.x & 4) != 0; }
+// row_sum of four values at once, each in a quarter of the lanes: who keeps a sum gives another away.
+__device__ __forceinline__ float quarter_sums(const float (&a)[2], const float (&b)[2]) {
+  static_assert(kLanes == 16);
+  float half[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    half[i] = (has_b() ? b[i] : a[i]) + __shfl_xor_sync(kAllLanes, has_b() ? a[i] : b[i], 8);
+  }
+  float sum =
+      (has_second() ? half[1] : half[0]) + __shfl_xor_sync(kAllLanes, has_second() ? half[0] : half[1], 4);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  return sum;
+}
+
+// A token on the registers. Returns its delta, for lanes that have b its y, of the first or second row.
 template <int kVecs>
 __device__ __forceinline__ float run_token(StateRows<kVecs>& s, const Part<kVecs>& k, const Part<kVecs>& q,
                                            float4 scalars, float2 v) {
-  static_assert(kRowsEach == 2 && kLanes == 16);
-  const int lane = lane_of_row();
-  const bool of_y = (lane & 8) != 0, of_second = (lane & 4) != 0;
   float p[2], o[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -193,19 +207,14 @@ __device__ __forceinline__ float run_token(StateRows<kVecs>& s, const Part<kVecs
     p[i] = dot(s.row[i], k);
     o[i] = dot(s.row[i], q);
   }
-  // row_sum of all four, each in a quarter of the lanes: who keeps one sum gives the other away.
-  const float first = (of_y ? o[0] : p[0]) + __shfl_xor_sync(kAllLanes, of_y ? p[0] : o[0], 8);
-  const float second = (of_y ? o[1] : p[1]) + __shfl_xor_sync(kAllLanes, of_y ? p[1] : o[1], 8);
-  float sum = (of_second ? second : first) + __shfl_xor_sync(kAllLanes, of_second ? first : second, 4);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  const float sum = quarter_sums(p, o);
   const float p0 = __shfl_sync(kAllLanes, sum, lane_id() & kLanes);
   const float p1 = __shfl_sync(kAllLanes, sum, (lane_id() & kLanes) + 4);
   const float delta0 = scalars.y * (v.x - p0), delta1 = scalars.y * (v.y - p1);
   add_outer(s.row[0], delta0, k);
   add_outer(s.row[1], delta1, k);
-  const float mine = of_second ? delta1 : delta0;
-  return of_y ? fmaf(scalars.z, mine, sum) : mine;
+  const float delta = has_second() ? delta1 : delta0;
+  return has_b() ? fmaf(scalars.z, delta, sum) : delta;
 }
 
 // What a block works on.

@@ -94,13 +94,12 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
     if (n_rows > 1 && !p.seq.is_tree) return run_closed<kVecs, kStateRows>(a, p, sh, s, n_rows);
   }
   // What this lane has to say of a token, and where.
-  const bool of_y = (lane_of_row() & 8) != 0,
-             speaks = lane_of_row() % 4 == 0 && exists(lane_of_row() / 4 % 2);
-  const int of_block = first_of_thread() + lane_of_row() / 4 % 2;
+  const bool speaks = lane_of_row() % 4 == 0 && exists(has_second());
+  const int of_block = first_of_thread() + has_second();
   const int column = p.h * a.shape.d_v + p.first + of_block;
   float* out = nullptr;
   int64_t stride = 0;
-  if (of_y) {
+  if (has_b()) {
     out = a.y.row(p.seq.first_row) + column;
     stride = a.y.stride;
   } else if (a.decode) {
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
       const int next = min(t + 1, n - 1) * kColumns;
       const Part<kVecs> next_k = part_of<kVecs>(sh.k + next), next_q = part_of<kVecs>(sh.q + next);
       const float mine = run_token(s, k, q, sh.scalars[t], of_thread(sh.v + t * kStateRows));
-      if (kTree && !of_y && lane_of_row() % 4 == 0) sh.delta[t * kStateRows + of_block] = mine;
+      if (kTree && !has_b() && lane_of_row() % 4 == 0) sh.delta[t * kStateRows + of_block] = mine;
       if (out != nullptr) {
         *out = mine;
         out += stride;
