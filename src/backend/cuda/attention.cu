@@ -17,17 +17,15 @@ template <int kGroups, int kTiles, bool kTrees>
 __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
     attend_kernel(const __grid_constant__ AttendArgs a) {
   using Tile = Attend<kGroups, kTiles, kTrees>;
-  wait_for_inputs();
   const SeqEntry& seq = a.table.seqs[a.first_seq + int(blockIdx.z)];
   // The longest work first: chunks far back are larger, and late rows see more.
   const int reversed = int(gridDim.x) - 1 - int(blockIdx.x);
   const int chunk = reversed / a.n_tiles;
   Tile t(a, seq, reversed % a.n_tiles * Tile::kQueries);
-  if (t.first_query >= t.n_queries) return;
   // Keys that any of the queries sees.
   const int written = seq.start + seq.n_rows;
-  int low = 0, high = written;
-  if (!t.is_tree()) {
+  int low = 0, high = t.first_query < t.n_queries ? written : 0;
+  if (!t.is_tree() && high > 0) {
     low = keys_of(a, seq, t.first_query / t.group).first;
     high = keys_of(a, seq, (min(t.first_query + Tile::kQueries, t.n_queries) - 1) / t.group).end;
   } else if (a.window > 0) {
@@ -38,6 +36,9 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
     low = max(low, chunk_begin(chunk));
     high = min(high, chunk_begin(chunk + 1));
   }
+  if (low < high) t.prefetch_tile(low, min(high, low + kTileKeys));
+  wait_for_inputs();
+  let_next_start();
   if (low >= high) return;
 
   const int chain = t.is_tree() ? seq.start : written;  // places before it are positions
@@ -46,12 +47,7 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
     const bool has_keys = tile + warp_id() * 32 < min(end, chain);
     typename Tile::template KeyBlock<4> keys;
     if (has_keys) t.start_keys(tile, keys);
-    // Values come while scores are computed.
-    for (int page = tile; page < end; page += kPageTokens) {
-      if (int(threadIdx.x) < Tile::kDims) {
-        prefetch(t.page_head(page) + kPageTokens * Tile::kDims + int(threadIdx.x) * 64);
-      }
-    }
+    if (tile > low) t.prefetch_tile(tile, end);
     if (tile == low) t.load_queries();
     __syncthreads();  // queries are there, weights of the tile before no longer needed
     if (has_keys) t.scores_in_place(keys);
@@ -75,7 +71,6 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
       for (int step = n_plain; step < n_steps; ++step) t.add_values_of_tree(tile, step);
     }
   }
-  let_next_start();
   if (a.n_chunks == 0) {
     t.for_sums([&](int i, int row, int head, int dim, float x, float y) {
       const float inverse = 1.0f / t.shared.total[i];
@@ -99,6 +94,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   __shared__ float of_warp[2][kMergeThreads / kWarp];
   __shared__ float4 of_thread[kMergeThreads];
   wait_for_inputs();
+  let_next_start();
   const int row = int(blockIdx.y) + (a.base_is_first_row ? a.table.seqs[a.first_seq].first_row : 0);
   if (row >= a.n_rows || a.table.row_seq[row] >= a.first_seq + a.n_seqs) return;
   const int head = int(blockIdx.x), thread = int(threadIdx.x), dims = a.cache.dims;

@@ -20,6 +20,7 @@ struct AnglesArgs {
 };
 __global__ void rope_angles_kernel(const __grid_constant__ AnglesArgs a) {
   wait_for_inputs();
+  let_next_start();
   const int r = int(blockIdx.x);
   const SeqEntry& seq = a.table.seqs[a.table.row_seq[r]];
   const float position = float(position_of(seq, r - seq.first_row));
@@ -43,6 +44,7 @@ struct PrepArgs {
 // One warp per head: first those of q, then of k, then of v.
 __global__ void prep_kernel(const __grid_constant__ PrepArgs a) {
   wait_for_inputs();
+  let_next_start();
   const int r = int(blockIdx.y), d = a.d;
   int h = int(blockIdx.x) * kWarps + warp_id();
   if (h >= a.n_heads + 2 * a.n_kv_heads) return;
@@ -97,15 +99,28 @@ struct MoveArgs {
 // another one comes after that has gone.
 __global__ void move_kernel(const __grid_constant__ MoveArgs a) {
   wait_for_inputs();
-  const int dims = a.cache.dims;
-  for (int i = int(threadIdx.x); i < dims; i += int(blockDim.x)) {
-    for (int n = 0; n < a.n; ++n) {
-      if (a.rows[n] == n) continue;
-      const int from = a.start + a.rows[n], to = a.start + n;
-      const uint16_t* source = a.cache.head(a.pages[from / kPageTokens], int(blockIdx.x));
-      uint16_t* target = a.cache.head(a.pages[to / kPageTokens], int(blockIdx.x));
-      target[key_index(dims, to % kPageTokens, i)] = source[key_index(dims, from % kPageTokens, i)];
-      target[value_index(dims, to % kPageTokens, i)] = source[value_index(dims, from % kPageTokens, i)];
+  let_next_start();
+  constexpr int kAtOnce = 8;
+  const int dims = a.cache.dims, head = int(blockIdx.x);
+  for (int dim = int(threadIdx.x); dim < dims; dim += int(blockDim.x)) {
+    for (int first = 0; first < a.n; first += kAtOnce) {
+      uint16_t k[kAtOnce], v[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= a.n) break;
+        const int from = a.start + a.rows[first + i];
+        const uint16_t* source = a.cache.head(a.pages[from / kPageTokens], head);
+        k[i] = source[key_index(dims, from % kPageTokens, dim)];
+        v[i] = source[value_index(dims, from % kPageTokens, dim)];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= a.n) break;
+        const int to = a.start + first + i;
+        uint16_t* target = a.cache.head(a.pages[to / kPageTokens], head);
+        target[key_index(dims, to % kPageTokens, dim)] = k[i];
+        target[value_index(dims, to % kPageTokens, dim)] = v[i];
+      }
     }
   }
 }
