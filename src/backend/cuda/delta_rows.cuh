@@ -254,6 +254,19 @@ __device__ __forceinline__ void load_share(const float* x, int d_k, bool whole, 
   for (int j = 0; j < kEach; ++j) v[j] = first + j < d_k ? x[first + j] : 0.0f;
 }
 template <int kEach>
+__device__ __forceinline__ void store_share(const float (&v)[kEach], float* shared) {
+  if constexpr (kEach % 4 == 0) {
+#pragma unroll
+    for (int j = 0; j < kEach; j += 4) {
+      reinterpret_cast<float4*>(shared)[(lane_id() * kEach + j) / 4] =
+          make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) shared[lane_id() * kEach + j] = v[j];
+  }
+}
+template <int kEach>
 __device__ __forceinline__ float share_dot(const float (&a)[kEach], const float (&b)[kEach]) {
   float sum = 0;
 #pragma unroll
@@ -312,11 +325,11 @@ struct Tokens {
       if (t >= n) break;
       const int64_t tape = tape_row(a.state, p.seq, 1 - p.seq.tape, t);
       float* tape_k = a.state.tape_k + tape * key_dim(a.shape) + p.key_head * d_k;
+      store_share(q[u], sh.q + t * kColumns);
+      store_share(k[u], sh.k + t * kColumns);
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const int column = lane * kEach + j;
-        sh.q[t * kColumns + column] = q[u][j];
-        sh.k[t * kColumns + column] = k[u][j];
         if (a.decode && p.owns_key && column < d_k) tape_k[column] = k[u][j];
       }
       if (lane < kStateRows) sh.v[t * kStateRows + lane] = v[u];
