@@ -13,7 +13,7 @@ constexpr int kLanes = 16;
 constexpr int kVectors = kTile / kLanes;
 
 [[gnu::always_inline]] inline void ask(const std::byte* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
 // Two rounded activations (or one and a zero) in every lane.
