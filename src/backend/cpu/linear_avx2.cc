@@ -14,7 +14,7 @@ constexpr int kLanes = 8;
 constexpr int kVectors = kTile / kLanes;
 
 [[gnu::always_inline]] inline void ask(const std::byte* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
 // 8 scales or biases, widened.
