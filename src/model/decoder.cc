@@ -136,7 +136,15 @@ void Decoder::forward_rows(const Step& step, const StatePool& pool) {
   run(step, {}, pool);
 }
 
-void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
+void Decoder::cache_rows(const Step& step, const StatePool& pool) {
+  TD_CHECK(step.n_rows > 0 && step.n_rows <= limits_.max_rows && weights_.layers.size() == 1 &&
+               std::holds_alternative<AttentionMixer>(weights_.layers[0].mixer),
+           "%d rows for the caches of %zu layers, at most %d rows and one layer", step.n_rows,
+           weights_.layers.size(), limits_.max_rows);
+  run(step, {}, pool, Extent::caches);
+}
+
+void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent) {
   residual_ = x_all_.row_range(0, step.n_rows);
   angles_ = angles_all_.row_range(0, step.n_rows);
   if (!taps_.empty()) features_ = features_all_.row_range(0, step.n_rows);
@@ -145,15 +153,18 @@ void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePoo
     const Step* step;
     std::span<const TokenId> ids;  // empty: the rows are there already
     const StatePool* pool;
-  } run{this, &step, ids, &pool};
+    Extent extent;
+  } run{this, &step, ids, &pool, extent};
   const auto body = [](void* context) {
     const Run& r = *static_cast<Run*>(context);
     Decoder& d = *r.decoder;
     if (!r.ids.empty()) d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
-    d.run_layers(*r.step, *r.pool);
+    d.run_layers(*r.step, *r.pool, r.extent);
   };
   if (observer_) return body(&run);  // it looks at every step, recorded or not
-  backend_->run({.owner = this, .step = &step, .ids = ids, .body = body, .context = &run});
+  // Steps of another extent are another owner's.
+  const void* owner = extent == Extent::all ? static_cast<const void*>(this) : &weights_;
+  backend_->run({.owner = owner, .step = &step, .ids = ids, .body = body, .context = &run});
 }
 
 void Decoder::set_attention_view(int layer, bool bidirectional, int window) {
@@ -176,9 +187,13 @@ Status Decoder::tap_layers(std::span<const int> layers) {
   return {};
 }
 
-void Decoder::run_layers(const Step& step, const StatePool& pool) {
+void Decoder::run_layers(const Step& step, const StatePool& pool, Extent extent) {
   if (shape_.attention.rotary_dims > 0) {
     backend_->rope_angles(step, weights_.rope_frequencies, shape_.rope_factor, angles_);
+  }
+  if (extent == Extent::caches) {
+    const DecoderLayer& layer = weights_.layers[0];
+    return prepare(step, layer, std::get<AttentionMixer>(layer.mixer), pool);
   }
   if (layer_pass_ != nullptr) return layer_pass_->run(step, residual_, angles_, pool);
   if (observer_) observer_(observer_context_, 0, residual_);
@@ -225,24 +240,29 @@ void Decoder::mix(const Step& step, const DecoderLayer& layer, const DeltaMixer&
                          scratch_);
 }
 
-void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
-                  const StatePool& pool) {
-  const int rows = step.n_rows;
-  const AttentionShape& shape = shape_.attention;
-  const int gate_cols = shape_.gated_attention ? shape.q_dim() : 0;
-  const KvLayer cache = pool.kv(layer.state_index);
+void Decoder::prepare(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
+                      const StatePool& pool) {
   backend_->attention_inputs(step,
                              {.x = residual_,
                               .gain = layer.input_gain,
                               .eps = shape_.norm_eps,
                               .projection = m.in_proj.get(),
-                              .shape = shape,
-                              .gate_cols = gate_cols,
+                              .shape = shape_.attention,
+                              .gate_cols = shape_.gated_attention ? shape_.attention.q_dim() : 0,
                               .q_norm = m.q_norm,
                               .k_norm = m.k_norm,
                               .angles = angles_,
-                              .cache = cache},
+                              .cache = pool.kv(layer.state_index)},
                              scratch_);
+}
+
+void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
+                  const StatePool& pool) {
+  prepare(step, layer, m, pool);
+  const int rows = step.n_rows;
+  const AttentionShape& shape = shape_.attention;
+  const int gate_cols = shape_.gated_attention ? shape.q_dim() : 0;
+  const KvLayer cache = pool.kv(layer.state_index);
   const MutView projection = scratch_.wide.row_range(0, rows);
   const MutView out = scratch_.inner.row_range(0, rows).col_range(0, shape.q_dim());
   backend_->attention(step,

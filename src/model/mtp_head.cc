@@ -89,6 +89,16 @@ void MtpHead::hidden_of_target(std::span<const int32_t> rows, MutView y) {
 }
 
 void MtpHead::forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool) {
+  project(step, ids, hidden);
+  trunk_->forward_rows(step, pool);
+}
+
+void MtpHead::ingest(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool) {
+  project(step, ids, hidden);
+  trunk_->cache_rows(step, pool);
+}
+
+void MtpHead::project(const Step& step, std::span<const TokenId> ids, View hidden) {
   const int n = step.n_rows, d = d_model();
   TD_CHECK(n <= both_all_.rows && int(ids.size()) == n && hidden.rows == n,
            "%d rows, %zu tokens, %d states, at most %d", n, ids.size(), hidden.rows, both_all_.rows);
@@ -99,7 +109,6 @@ void MtpHead::forward(const Step& step, std::span<const TokenId> ids, View hidde
   backend.rms_norm(embedded, embedding_gain_, eps, both.col_range(0, d));
   backend.rms_norm(hidden, hidden_gain_, eps, both.col_range(d, d));
   backend.linear(step.path, both, *fc_, trunk_->input_rows(n));
-  trunk_->forward_rows(step, pool);
 }
 
 void MtpHead::chain_hidden(std::span<const int32_t> rows, std::span<const int32_t> which, MutView y) {

@@ -41,6 +41,8 @@ class MtpHead {
   void hidden_of_target(std::span<const int32_t> rows, MutView y);
   // Runs rows of `step`: ids[r] = x_{t+1}, hidden row r = h_t.
   void forward(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool);
+  // The same only as far as the layer's cache: for rows that later ones shall see, and that predict nothing.
+  void ingest(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool);
   // Logits of rows of the last forward, at most max_logit_rows: of the whole vocabulary, or of draft_head's.
   std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
   // h for the next rows of the chains: of the rows that `which` names among `rows`, those of the last
@@ -56,6 +58,8 @@ class MtpHead {
 
  private:
   MtpHead(Decoder& target, const MtpOptions& options) : target_(&target), options_(options) {}
+  // z of the rows, where the layer finds it.
+  void project(const Step& step, std::span<const TokenId> ids, View hidden);
 
   Decoder* target_;
   MtpOptions options_;

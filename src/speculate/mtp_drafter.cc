@@ -85,8 +85,8 @@ void MtpDrafter::ingest(Sequence& s, const Observation& o, MutView hidden) {
   const Status room = s.state->begin_prefill(n);
   TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
   const SeqStep seq = s.state->rows(0);
-  head_->forward({.path = Path::prefill, .n_rows = n, .seqs = {&seq, 1}},
-                 o.text.subspan(size_t(start) + 1, size_t(n)), hidden.row_range(0, n), pool_);
+  head_->ingest({.path = Path::prefill, .n_rows = n, .seqs = {&seq, 1}},
+                o.text.subspan(size_t(start) + 1, size_t(n)), hidden.row_range(0, n), pool_);
   s.state->end_prefill();
   s.n_waiting = hidden.rows - n;
   if (s.n_waiting > 0) {
