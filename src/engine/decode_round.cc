@@ -35,7 +35,9 @@ void cut_bad_tokens(Draft& draft, int most, int n_tokens) {
 void Engine::decode_all(const Sink& sink) {
   const Clock::time_point start = Clock::now();
   draft_s_ = verify_s_ = 0;
-  for (DraftArm& arm : arms_) arm.round_draft_s = 0;
+  for (DraftArm& arm : arms_) {
+    for (DraftSource& source : arm.sources) source.round_draft_s = 0;
+  }
   plan_drafts();
   if (!begin_step(sink)) return;
   const Clock::time_point verify = Clock::now();
@@ -54,6 +56,7 @@ void Engine::plan_drafts() {
     if (!a->answering || a->done) continue;
     stepping_.push_back(a.get());
     a->draft.clear();
+    a->source = nullptr;
     a->n_wanted = 0;
     context = std::max(context, a->state.length());
   }
@@ -62,69 +65,108 @@ void Engine::plan_drafts() {
   int room = decoder_->limits().max_rows - batch;
   for (Active* a : stepping_) {
     const int left = a->limit - a->stats.generated_tokens;  // a round gives one token more than it drafts
-    const int most =
-        a->arm != nullptr ? std::min(options_.length.max_draft, a->arm->drafter->max_draft()) : 0;
-    a->plan = {.limit = std::clamp(std::min(left - 1, room), 0, most), .batch = batch, .context = context};
+    for (size_t i = 0; a->arm != nullptr && i < a->arm->sources.size(); ++i) {
+      const int most = std::min(options_.length.max_draft, a->arm->sources[i].drafter->max_draft());
+      a->lengths[i].plan = {
+          .limit = std::clamp(std::min(left - 1, room), 0, most), .batch = batch, .context = context};
+    }
   }
-  propose(true);
+  look_up();
   int rows = batch - 1;
   double tokens = 0;
   for (Active* a : stepping_) {
     if (a->arm == nullptr) continue;
+    for (size_t i = 0; i < a->arm->sources.size(); ++i) {
+      RoundPlan& plan = a->lengths[i].plan;
+      if (a->arm->sources[i].looks_up()) {  // what it has found is all there is to verify
+        plan.limit = std::min(plan.limit, a->draft.n);
+        plan.match = a->draft.match;
+      }
+      plan.limit = std::min(plan.limit, room);
+      plan.other_rows = rows;
+      plan.other_tokens = tokens;
+    }
     if (options_.tree_nodes > 0) {  // as deep as the drafter goes and the answer may still grow
-      a->n_wanted = a->plan.limit > 0 && room >= options_.tree_nodes ? a->plan.limit : 0;
-      room -= a->n_wanted > 0 ? options_.tree_nodes : 0;
+      const int depth = a->lengths[a->arm->sources.size() - 1].plan.limit;
+      const bool fits = depth > 0 && room >= options_.tree_nodes;
+      a->draft.clear();
+      a->source = fits ? &a->arm->sources.back() : nullptr;
+      a->n_wanted = fits ? depth : 0;
+      room -= fits ? options_.tree_nodes : 0;
       continue;
     }
-    // A lookup costs nothing, and what it has found is all there is to verify.
-    const bool looked_up = a->arm->drafter->cost() == DraftCost::free;
-    a->plan.limit = std::min(looked_up ? a->draft.n : a->plan.limit, room);
-    a->plan.other_rows = rows;
-    a->plan.other_tokens = tokens;
-    a->n_wanted = a->length->next(a->plan, a->arm->knowledge);
-    if (looked_up) a->draft.n = std::min(a->draft.n, a->n_wanted);
+    choose_source(*a);
     rows += a->n_wanted;
     room -= a->n_wanted;
-    tokens += a->length->expected_tokens();
+    tokens += a->expected_tokens;
   }
-  propose(false);
-}
-
-void Engine::propose(bool lookups) {
   for (DraftArm& arm : arms_) {
-    if ((arm.drafter->cost() == DraftCost::free) == lookups) propose(arm, lookups);
+    for (DraftSource& source : arm.sources) {
+      if (!source.looks_up() || options_.tree_nodes > 0) propose(source, false);
+    }
   }
 }
 
-void Engine::propose(DraftArm& arm, bool as_much_as_fits) {
+void Engine::choose_source(Active& a) {
+  double most = 0;
+  a.expected_tokens = 1;
+  for (size_t i = 0; i < a.arm->sources.size(); ++i) {
+    DraftSource& source = a.arm->sources[i];
+    LengthControl& control = *a.lengths[i].control;
+    const int n = control.next(a.lengths[i].plan, source.knowledge);
+    if (n == 0 || control.advantage() <= most) continue;
+    most = control.advantage();
+    a.source = &source;
+    a.n_wanted = n;
+    a.expected_tokens = control.expected_tokens();
+  }
+  if (a.source != nullptr && a.source->looks_up()) {
+    a.draft.n = std::min(a.draft.n, a.n_wanted);
+  } else {
+    a.draft.clear();
+  }
+}
+
+void Engine::look_up() {
+  for (DraftArm& arm : arms_) {
+    if (options_.tree_nodes == 0 && arm.sources[0].looks_up()) propose(arm.sources[0], true);
+  }
+}
+
+void Engine::propose(DraftSource& source, bool as_much_as_fits) {
   const Clock::time_point start = Clock::now();
   requests_.clear();
+  const auto is_asked = [&](const Active& a) {
+    return as_much_as_fits ? a.arm != nullptr && a.arm->sources.data() == &source : a.source == &source;
+  };
+  const auto wanted = [&](const Active& a) {
+    return as_much_as_fits ? a.lengths[0].plan.limit : a.n_wanted;
+  };
   for (Active* a : stepping_) {
-    const int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
-    if (a->arm != &arm || most == 0) continue;
+    if (!is_asked(*a) || wanted(*a) == 0) continue;
     requests_.push_back({.slot = a->state.slot(),
-                         .max = most,
+                         .max = wanted(*a),
                          .tree_nodes = options_.tree_nodes,
                          .text = a->text,
                          .draft = &a->draft});
   }
   if (requests_.empty()) return;
   try {
-    arm.drafter->propose(requests_);
+    source.drafter->propose(requests_);
   } catch (const std::exception&) {  // a drafter's failure costs its draft, never an answer
     for (const DraftRequest& r : requests_) r.draft->clear();
   }
   for (Active* a : stepping_) {
-    if (a->arm != &arm) continue;
-    int most = as_much_as_fits ? a->plan.limit : a->n_wanted;
+    if (!is_asked(*a)) continue;
+    int most = wanted(*a);
     if (most > 0 && options_.tree_nodes > 0) most = options_.tree_nodes;
     cut_bad_tokens(a->draft, most, options_.n_text_tokens);
   }
-  add_draft_time(arm, seconds_since(start));
+  add_draft_time(source, seconds_since(start));
 }
 
-void Engine::add_draft_time(DraftArm& arm, double seconds) {
-  arm.round_draft_s += seconds;
+void Engine::add_draft_time(DraftSource& source, double seconds) {
+  source.round_draft_s += seconds;
   draft_s_ += seconds;
 }
 
@@ -241,36 +283,39 @@ void Engine::commit_rows() {
     }
     if (observations_.empty()) continue;
     arm.drafter->observe(observations_);
-    add_draft_time(arm, seconds_since(start));
+    add_draft_time(arm.sources.back(), seconds_since(start));
   }
 }
 
-// What the round says about the cost of steps and of each arm's drafts.
+// What the round says about the cost of steps and of each source's drafts.
 void Engine::learn_costs(double other_s) {
   const int batch = int(stepping_.size());
   int n_drafted = 0, context = 0;
   for (const Active* a : stepping_) {
     n_drafted += a->draft.n;
-    context = std::max(context, a->plan.context);
+    context = std::max(context, a->lengths[0].plan.context);
   }
-  for (DraftArm& arm : arms_) {
+  const auto learn_cost = [&](const DraftArm& arm, DraftSource& source) {
     int n_here = 0, n_drafting = 0, width = 0;
     for (const Active* a : stepping_) {
-      if (a->arm != &arm) continue;
-      ++n_here;
-      n_drafting += a->n_wanted > 0;
+      n_here += a->arm == &arm;
+      if (a->source != &source) continue;
+      ++n_drafting;
       width = std::max(width, a->n_wanted);
     }
     // The first draft touches memory and code for the first time, the longer step as well: no measure of
     // later ones.
-    if (n_drafting > 0 && !arm.is_warm) {
-      arm.is_warm = true;
-      continue;
+    if (n_drafting > 0 && !source.is_warm) {
+      source.is_warm = true;
+      return;
     }
-    CostModel& cost = arm.knowledge.cost;
+    CostModel& cost = source.knowledge.cost;
     cost.add_verify({.rows = int(ids_.size()), .batch = batch, .context = context}, verify_s_);
-    if (n_here > 0) cost.add_draft(width, arm.round_draft_s / (n_drafting > 0 ? n_drafting : n_here));
+    if (n_here > 0) cost.add_draft(width, source.round_draft_s / (n_drafting > 0 ? n_drafting : n_here));
     n_drafted > 0 ? cost.add_draft_other(other_s) : cost.add_plain_other(other_s);
+  };
+  for (DraftArm& arm : arms_) {
+    for (DraftSource& source : arm.sources) learn_cost(arm, source);
   }
 }
 
@@ -292,12 +337,13 @@ void Engine::learn(double round_s) {
     stats.verify_s += verify_s_;
     stats.other_s += other_s;
     if (a->arm == nullptr) continue;
-    const CostModel& cost = a->arm->knowledge.cost;
+    const DraftSource& source = a->source != nullptr ? *a->source : a->arm->sources.back();
+    const CostModel& cost = source.knowledge.cost;
     if (const int batch = int(stepping_.size()); cost.ready(batch)) {
       // Both from the measured times without their disturbances: a plain step is not measured when a
       // disturbed round is.
       const auto step_s = [&](int rows) {
-        return cost.verify({.rows = rows, .batch = batch, .context = a->plan.context});
+        return cost.verify({.rows = rows, .batch = batch, .context = a->lengths[0].plan.context});
       };
       const double plain_s = step_s(batch) + cost.plain_other();
       const double round_cost_s = step_s(int(ids_.size())) + cost.draft(a->n_wanted) +
@@ -307,8 +353,14 @@ void Engine::learn(double round_s) {
       stats.compared_s += round_cost_s;
     }
     if (options_.tree_nodes > 0) continue;
-    a->length->observe(a->plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
-                       a->arm->knowledge);
+    // A round tells of the source that drafted; a plain one is a plain round of all of them.
+    for (size_t i = 0; i < a->arm->sources.size(); ++i) {
+      DraftSource& of = a->arm->sources[i];
+      if (a->source != nullptr && a->source != &of) continue;
+      a->lengths[i].control->observe(
+          a->lengths[i].plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
+          of.knowledge);
+    }
   }
 }
 

@@ -2,25 +2,38 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "speculate/drafter.h"
 #include "speculate/length.h"
 
 namespace tandem {
 
-// A drafter with what the engine has learnt about it.
-struct DraftArm {
-  explicit DraftArm(Drafter& d) : drafter(&d), knowledge(d.cost()) {}
+// One of a drafter's sources, with what the engine has learnt about it.
+struct DraftSource {
+  explicit DraftSource(Drafter& d) : drafter(&d), knowledge(d.cost()) {}
+  // What it finds costs nothing, so it is asked before anybody decides.
+  bool looks_up() const { return drafter->cost() == DraftCost::free; }
 
   Drafter* drafter;
   LengthKnowledge knowledge;
-  int n_begun = 0;       // sequences that got it
-  int last_begun = 0;    // which of all sequences was its last, from 1
-  bool is_warm = false;  // it has drafted: its times are no longer those of a first time
+  bool is_warm = false;      // it has drafted: its times are no longer those of a first time
+  double round_draft_s = 0;  // in the current round
+};
+
+// A drafter.
+struct DraftArm {
+  explicit DraftArm(Drafter& d) : drafter(&d) {
+    for (Drafter* source : d.sources()) sources.emplace_back(*source);
+  }
+
+  Drafter* drafter;
+  std::vector<DraftSource> sources;
+  int n_begun = 0;     // sequences that got it
+  int last_begun = 0;  // which of all sequences was its last, from 1
   // Of those sequences, older ones counting less: what their tokens would have taken plainly, and what they
   // took.
   double plain_s = 0, spent_s = 0;
-  double round_draft_s = 0;  // of this arm in the current round
 
   double speed_up() const { return spent_s > 0 ? plain_s / spent_s : 0; }
   // A round of one of its sequences.

@@ -126,9 +126,13 @@ void Engine::begin_drafting(Active& a) {
                                  .wants_q = options_.accept.mode != AcceptMode::coupled};
   if (!arm->drafter->begin(a.state.slot(), sequence).ok()) return;
   a.arm = arm;
-  LengthOptions length = options_.length;
-  length.max_draft = std::min(length.max_draft, arm->drafter->max_draft());
-  a.length.emplace(length);
+  TD_CHECK(!arm->sources.empty() && arm->sources.size() <= a.lengths.size(), "%zu sources of drafts",
+           arm->sources.size());
+  for (size_t i = 0; i < arm->sources.size(); ++i) {
+    LengthOptions length = options_.length;
+    length.max_draft = std::min(length.max_draft, arm->sources[i].drafter->max_draft());
+    a.lengths[i].control.emplace(length);
+  }
   a.stats.speculation.drafter = arm->drafter->name();
   a.stats.speculation.simulated = arm->drafter->simulated_acceptance() > 0;
 }

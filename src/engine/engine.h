@@ -110,11 +110,17 @@ class Engine {
     bool answering = false;
     bool done = false;
     RequestStats stats = {};
-    DraftArm* arm = nullptr;                   // null: decoded plainly
-    std::optional<LengthControl> length = {};  // with an arm
+    DraftArm* arm = nullptr;         // null: decoded plainly
+    // Of the arm's sources.
+    struct Lengths {
+      std::optional<LengthControl> control = {};
+      RoundPlan plan = {};
+    };
+    std::array<Lengths, Drafter::kMaxSources> lengths = {};
     // The round. Row 0 is the anchor, row i + 1 token i of the draft.
-    RoundPlan plan = {};
+    DraftSource* source = nullptr;  // who drafts; null: nobody
     Draft draft = {};
+    double expected_tokens = 1;
     int n_wanted = 0;              // drafts that shall be verified
     int first_row = 0, start = 0;  // in the step; the anchor's position
     size_t n_text_before = 0;
@@ -132,10 +138,12 @@ class Engine {
   // One round (decode_round.cc), in its parts.
   void decode_all(const Sink& sink);
   void plan_drafts();
-  // Of the arms that look up if `lookups`, as much as they find, else of the others as much as is wanted.
-  void propose(bool lookups);
-  void propose(DraftArm& arm, bool as_much_as_fits);
-  void add_draft_time(DraftArm& arm, double seconds);
+  // Which of the sources of a's arm drafts, and how much: the one that promises most.
+  void choose_source(Active& a);
+  // Of the sources that look up as much as they find, then of those that were chosen what is wanted.
+  void look_up();
+  void propose(DraftSource& source, bool as_much_as_fits);
+  void add_draft_time(DraftSource& source, double seconds);
   bool begin_step(const Sink& sink);
   Status begin_rows(Active& a);
   void accept_rows(const Sink& sink);

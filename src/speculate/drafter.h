@@ -30,6 +30,7 @@ struct Draft {
   // Chains for rejection sampling: the distributions that the tokens were drawn from, [n, n_vocab]; empty:
   // all mass on each token.
   std::vector<float> q;
+  int match = 0;  // a lookup: equal tokens before the place where it was found; else 0
 
   bool is_chain() const {
     for (int i = 0; i < n; ++i) {
@@ -39,6 +40,7 @@ struct Draft {
   }
   void clear() {
     n = 0;
+    match = 0;
     q.clear();
   }
   // Appends to a chain. False if it is full.
@@ -85,6 +87,10 @@ class Drafter {
   virtual DraftCost cost() const = 0;  // how the time of a draft depends on its length
   virtual int max_draft() const = 0;   // tokens of a chain at most, <= kMaxDraft
   virtual bool makes_trees() const { return false; }
+  // Who is asked for drafts: in each round one of these, the one that promises most. Those whose drafts are
+  // free come first. At most kMaxSources, the same at every call; they live in this drafter.
+  virtual std::vector<Drafter*> sources() { return {this}; }
+  static constexpr int kMaxSources = 2;
   // 0: an honest drafter. Else drafts are accepted with this probability each, whatever the target says: the
   // output is a simulation, for measuring speed at shapes without weights.
   virtual double simulated_acceptance() const { return 0; }

@@ -29,6 +29,7 @@ constexpr double kHopeful = 0.8;     // hazard assumed for choosing the length o
 constexpr float kFewTries = 5;       // first drafts judged before anything is believed of a drafter
 constexpr double kTryBudget = 0.35;  // what one of those may lose at worst, as a share of the budget
 constexpr int kFirstReach = 4;       // drafts at most before a sequence has shown anything
+constexpr int kSureMatch = 8;        // a lookup's, from which on it need not work its way up
 constexpr int kForgetLuck = 4;       // plain rounds after which the last drafts say nothing of the next
 
 }  // namespace
@@ -97,7 +98,7 @@ LengthControl::LengthControl(const LengthOptions& options)
 
 int LengthControl::next(const RoundPlan& plan, const LengthKnowledge& knowledge) {
   const int limit = std::min(plan.limit, options_.max_draft);
-  expected_tokens_ = 1;
+  expected_tokens_ = advantage_ = 1;
   if (limit <= 0) return 0;
   switch (options_.kind) {
     case LengthOptions::Kind::fixed:
@@ -114,10 +115,11 @@ int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& 
   const StepShape plain{.rows = plan.batch, .batch = plan.batch, .context = plan.context};
   if (!knowledge.cost.ready(plan.batch) || knowledge.cost.plain_is_old(plain)) return 0;
   // What other sequences were right in for long says little of a new one: it works its way up.
-  Arms arms(plan, std::min({plan.limit, options_.max_draft, reach_}), knowledge.cost);
+  const int reach = plan.match >= kSureMatch ? kMaxDraft : reach_;
+  Arms arms(plan, std::min({plan.limit, options_.max_draft, reach}), knowledge.cost);
   std::array<double, kMaxDraft> mean, now;
   const std::span<double> used = std::span(now).first(size_t(arms.limit));
-  survival_.hazards(knowledge.hazards, std::span(mean).first(used.size()), used);
+  survival_.hazards(knowledge.hazards, plan.match, std::span(mean).first(used.size()), used);
   arms.expect(plan, used);
   arms.pays = arms.rate(arms.best()) > arms.rate(0);
   if (!arms.pays && arms.rate(arms.best()) > kBadLuck * arms.rate(0)) {
@@ -125,7 +127,7 @@ int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& 
     usual.expect(plan, std::span(mean).first(used.size()));
     arms.pays = usual.rate(usual.best()) > usual.rate(0);
   }
-  if (knowledge.hazards.tried(0) < kFewTries && knowledge.budget > 0) {
+  if (knowledge.hazards.all.tried(0) < kFewTries && knowledge.budget > 0) {
     if (const int n = first_tries(arms, plan, knowledge); n > 0) return n;
   }
   if (state_ == State::drafting) {
@@ -149,6 +151,7 @@ int LengthControl::next_automatic(const RoundPlan& plan, const LengthKnowledge& 
 
 int LengthControl::choose(int n, const Arms& arms) {
   expected_tokens_ = arms.tokens[size_t(n)] - arms.tokens[0] + 1;
+  advantage_ = arms.rate(n) / arms.rate(0);
   return n;
 }
 
@@ -192,7 +195,7 @@ int LengthControl::while_drafting(const Arms& arms, const RoundPlan& plan, const
     if (least > 0) return choose(least, arms);
   }
   const int wide = std::min(arms.limit, current_ + std::max(current_, 2));
-  if (wide > current_ && survival_.tried(wide - 1) < 3) {
+  if (plan.match == 0 && wide > current_ && survival_.tried(wide - 1) < 3) {
     const double lost = arms.seconds[size_t(wide)] / arms.seconds[size_t(current_)] -
                         arms.tokens[size_t(wide)] / arms.tokens[size_t(current_)];
     if (n_since_wide_ >= kWideEvery * std::max(1.0, lost / kWideShare)) {
@@ -228,7 +231,7 @@ void LengthControl::observe(const RoundPlan& plan, const RoundResult& result, Le
     }
     return;
   }
-  survival_.add(n_verified, n_accepted, knowledge.hazards);
+  survival_.add(n_verified, n_accepted, plan.match, knowledge.hazards);
   if (n_accepted == n_verified) reach_ = std::max(reach_, 2 * n_verified);
   if (!knowledge.cost.ready(plan.batch)) return;
   Arms arms(plan, n_verified, knowledge.cost);

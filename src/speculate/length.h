@@ -38,13 +38,14 @@ struct LengthKnowledge {
   explicit LengthKnowledge(DraftCost draft_cost) : cost(draft_cost) {}
 
   CostModel cost;
-  HazardCounts hazards;
+  SharedHazards hazards;
   double budget = 6;  // plain rounds that drafting may still lose
 };
 
 // The step that a sequence is about to join.
 struct RoundPlan {
   int limit = kMaxDraft;    // drafts that make sense: tokens left - 1, room for rows, what a lookup has found
+  int match = 0;            // tokens that the lookup has matched; 0 for other drafts
   int batch = 1;            // sequences in the step
   int other_rows = 0;       // rows of the others: as decided so far, or as in the last step
   double other_tokens = 0;  // tokens the others may expect from them (expected_tokens())
@@ -66,6 +67,8 @@ class LengthControl {
   int next(const RoundPlan& plan, const LengthKnowledge& knowledge);
   // Tokens that the round of the last next() is expected to give, the target's own included.
   double expected_tokens() const { return expected_tokens_; }
+  // How many times as fast as a plain round it is expected to be.
+  double advantage() const { return advantage_; }
   // After each round, plain ones too, and after the round's times went to knowledge.cost.
   void observe(const RoundPlan& plan, const RoundResult& result, LengthKnowledge& knowledge);
 
@@ -88,7 +91,7 @@ class LengthControl {
   int n_since_wide_ = 0;  // rounds drafted since a look behind current_
   int n_drafted_ = 0;     // rounds drafted
   int n_plain_ = 0;       // plain rounds since the last try
-  double expected_tokens_ = 1;
+  double expected_tokens_ = 1, advantage_ = 1;
 };
 
 }  // namespace tandem

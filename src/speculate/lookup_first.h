@@ -2,6 +2,7 @@
 // the better draft, and costs nothing.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ class LookupFirst final : public Drafter {
 
   std::string_view name() const override { return name_; }
   DraftCost cost() const override { return inner_->cost(); }
-  int max_draft() const override { return inner_->max_draft(); }
+  int max_draft() const override { return std::max(lookup_.max_draft(), inner_->max_draft()); }
+  std::vector<Drafter*> sources() override { return {&lookup_, inner_.get()}; }
   bool makes_trees() const override { return inner_->makes_trees(); }
   Status begin(int slot, const DraftedSequence& sequence) override;
   void end(int slot) override { inner_->end(slot); }

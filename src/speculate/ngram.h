@@ -12,7 +12,7 @@ namespace tandem {
 
 struct NgramOptions {
   int min_match = 2;         // shorter matches propose nothing
-  int max_match = 6;         // longer ones count as this long
+  int max_match = 8;         // longer ones count as this long
   int max_tokens = 1 << 15;  // remembered; beyond, the older half is forgotten
 };
 

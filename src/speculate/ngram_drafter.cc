@@ -21,6 +21,7 @@ void NgramDrafter::propose(std::span<const DraftRequest> requests) {
     std::array<TokenId, kMaxDraft> found;
     const NgramProposal proposal = s.index.propose(std::span(found).first(size_t(r.max)));
     for (int i = 0; i < proposal.n_tokens; ++i) r.draft->push(found[size_t(i)]);
+    r.draft->match = proposal.match;
   }
 }
 

@@ -22,16 +22,16 @@ int draw(const std::vector<double>& truth, int n_verified, std::mt19937_64& rng)
 
 Hazards mean_estimate(const std::vector<double>& truth, const std::vector<int>& lengths, int n_rounds) {
   std::mt19937_64 rng(5);
-  HazardCounts shared;
+  SharedHazards shared;
   Survival survival;
   Hazards sum{};
   int n = 0;
   for (int i = 0; i < n_rounds; ++i) {
     const int length = lengths[size_t(i) % lengths.size()];
-    survival.add(length, draw(truth, length, rng), shared);
+    survival.add(length, draw(truth, length, rng), 0, shared);
     if (i < 200) continue;
     Hazards mean, now;
-    survival.hazards(shared, mean, now);
+    survival.hazards(shared, 0, mean, now);
     for (size_t k = 0; k < mean.size(); ++k) sum[k] += mean[k];
     ++n;
   }
@@ -75,53 +75,53 @@ TEST(Survival, PositionsNeverTriedGoOnAsTheLastOneDid) {
 }
 
 TEST(Survival, AWholeBlockAcceptedSaysAtLeast) {
-  HazardCounts shared;
+  SharedHazards shared;
   Survival survival;
-  for (int i = 0; i < 50; ++i) survival.add(2, 2, shared);
+  for (int i = 0; i < 50; ++i) survival.add(2, 2, 0, shared);
   Hazards mean, now;
-  survival.hazards(shared, mean, now);
+  survival.hazards(shared, 0, mean, now);
   EXPECT_GT(mean[14], 0.95);
 }
 
 TEST(Survival, ANewSequenceStartsFromWhatOthersHaveShown) {
-  HazardCounts shared;
+  SharedHazards shared;
   Survival old;
   std::mt19937_64 rng(6);
   const std::vector<double> truth(15, 0.4);
-  for (int i = 0; i < 500; ++i) old.add(15, draw(truth, 15, rng), shared);
+  for (int i = 0; i < 500; ++i) old.add(15, draw(truth, 15, rng), 0, shared);
   Hazards mean, now;
-  Survival().hazards(shared, mean, now);
+  Survival().hazards(shared, 0, mean, now);
   EXPECT_NEAR(mean[0], 0.4, 0.1);
   Survival better;
-  for (int i = 0; i < 30; ++i) better.add(2, 2, shared);
-  better.hazards(shared, mean, now);
+  for (int i = 0; i < 30; ++i) better.add(2, 2, 0, shared);
+  better.hazards(shared, 0, mean, now);
   EXPECT_GT(mean[1], 0.8);
   EXPECT_GT(mean[2], 0.6) << "better at the first positions: expected to be so at the next";
 }
 
 // Stretches of easy and hard text: after two wrong rounds less is expected than after two good ones.
 TEST(Survival, KnowsHowTheLastRoundsWent) {
-  HazardCounts shared;
+  SharedHazards shared;
   Survival survival;
   std::mt19937_64 rng(7);
   const std::vector<double> easy(15, 0.95), hard(15, 0.2);
-  for (int i = 0; i < 2000; ++i) survival.add(5, draw(i / 20 % 2 ? easy : hard, 5, rng), shared);
+  for (int i = 0; i < 2000; ++i) survival.add(5, draw(i / 20 % 2 ? easy : hard, 5, rng), 0, shared);
   Hazards mean, now;
-  survival.add(5, 0, shared), survival.add(5, 0, shared);
-  survival.hazards(shared, mean, now);
+  survival.add(5, 0, 0, shared), survival.add(5, 0, 0, shared);
+  survival.hazards(shared, 0, mean, now);
   EXPECT_LT(now[0], 0.35);
-  survival.add(5, 5, shared), survival.add(5, 5, shared);
-  survival.hazards(shared, mean, now);
+  survival.add(5, 5, 0, shared), survival.add(5, 5, 0, shared);
+  survival.hazards(shared, 0, mean, now);
   EXPECT_GT(now[0], 0.85);
   survival.forget_luck();
-  survival.hazards(shared, mean, now);
+  survival.hazards(shared, 0, mean, now);
   EXPECT_NEAR(now[0], mean[0], 0.1);
 }
 
 TEST(SurvivalDeathTest, RefusesMoreAcceptedThanVerified) {
-  HazardCounts shared;
+  SharedHazards shared;
   Survival survival;
-  EXPECT_DEATH(survival.add(3, 4, shared), "4 of 3");
+  EXPECT_DEATH(survival.add(3, 4, 0, shared), "4 of 3");
 }
 
 }  // namespace
