@@ -139,9 +139,7 @@ void Engine::propose(DraftSource& source, bool as_much_as_fits) {
   const auto is_asked = [&](const Active& a) {
     return as_much_as_fits ? a.arm != nullptr && a.arm->sources.data() == &source : a.source == &source;
   };
-  const auto wanted = [&](const Active& a) {
-    return as_much_as_fits ? a.lengths[0].plan.limit : a.n_wanted;
-  };
+  const auto wanted = [&](const Active& a) { return as_much_as_fits ? a.lengths[0].plan.limit : a.n_wanted; };
   for (Active* a : stepping_) {
     if (!is_asked(*a) || wanted(*a) == 0) continue;
     requests_.push_back({.slot = a->state.slot(),
@@ -357,9 +355,9 @@ void Engine::learn(double round_s) {
     for (size_t i = 0; i < a->arm->sources.size(); ++i) {
       DraftSource& of = a->arm->sources[i];
       if (a->source != nullptr && a->source != &of) continue;
-      a->lengths[i].control->observe(
-          a->lengths[i].plan, {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
-          of.knowledge);
+      a->lengths[i].control->observe(a->lengths[i].plan,
+                                     {.n_verified = a->draft.n, .n_accepted = n_accepted, .seconds = round_s},
+                                     of.knowledge);
     }
   }
 }

@@ -110,7 +110,7 @@ class Engine {
     bool answering = false;
     bool done = false;
     RequestStats stats = {};
-    DraftArm* arm = nullptr;         // null: decoded plainly
+    DraftArm* arm = nullptr;  // null: decoded plainly
     // Of the arm's sources.
     struct Lengths {
       std::optional<LengthControl> control = {};

@@ -101,8 +101,8 @@ class Decoder {
   // The same for rows that are no embeddings: the caller fills input_rows(step.n_rows), then runs the layers.
   MutView input_rows(int n) const { return x_all_.row_range(0, n); }
   void forward_rows(const Step& step, const StatePool& pool);
-  // forward_rows() of a decoder of one attention layer, only as far as its cache: for rows whose outcome nobody
-  // wants.
+  // forward_rows() of a decoder of one attention layer, only as far as its cache: for rows whose outcome
+  // nobody wants.
   void cache_rows(const Step& step, const StatePool& pool);
 
   // How attention layer `layer` of a block drafter sees (backend.h: Attention).
@@ -160,12 +160,14 @@ class Decoder {
   // Norm and head of rows x into hidden_ (which may be x) and the logits.
   std::span<float> run_head(View x);
   enum class Extent : uint8_t { all, caches };
-  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent = Extent::all);
+  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
+           Extent extent = Extent::all);
   void run_layers(const Step& step, const StatePool& pool, Extent extent);
   void mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);
   void mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer, const StatePool& pool);
   // Up to the queries, and the keys and values in the cache.
-  void prepare(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer, const StatePool& pool);
+  void prepare(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer,
+               const StatePool& pool);
   void feed_forward(const Step& step, const DecoderLayer& layer, const DenseFfn& ffn);
   void feed_forward(const Step& step, const DecoderLayer& layer, const MoeFfn& ffn);
   template <class Visit>

@@ -11,14 +11,14 @@
 namespace tandem {
 namespace {
 
-constexpr double kIncome = 0.01;      // budget per token produced
+constexpr double kIncome = 0.008;     // budget per token produced
 constexpr double kMostBudget = 16;    // plain rounds; gains beyond are not kept for bad times
 constexpr double kOverdraft = 8;      // rounds of wrong drafts in debt at which nobody drafts
 constexpr double kHysteresis = 1.01;  // gain that is worth a change of length
 constexpr double kBadLuck = 0.95;  // share of the plain rate down to which luck alone does not end drafting
 constexpr double kNearly = 0.9;    // share of the plain rate from which the best length is worth tries
 constexpr double kTryShare =
-    0.012;                         // what tries may cost while the budget lasts, as a share of plain decoding
+    0.010;                         // what tries may cost while the budget lasts, as a share of plain decoding
 constexpr double kGenerous = 0.5;  // how much oftener per round in the budget
 constexpr double kLeastWait = 4, kMostWait = 256;  // plain rounds between tries
 constexpr int kUnmeasuredEvery = 8;  // rounds between tries of lengths whose cost is not known yet

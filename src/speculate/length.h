@@ -4,10 +4,10 @@
 //
 // next() takes the n of the largest rate; n = 0 is plain decoding. Where drafting does not pay, a sequence
 // decodes plainly and tries again from time to time, the sooner the less a try is expected to lose. What
-// tries may cost is bounded by a common budget, counted in plain rounds: it starts with a few, grows by 1% of
-// the tokens produced and by what drafting gains, and shrinks by what it loses. When it is overdrawn nobody
-// drafts, whatever the estimates say. So decoding with a drafter that is worth nothing takes about 1% longer
-// than without, and a few rounds.
+// tries may cost is bounded by a common budget, counted in plain rounds: it starts with a few, grows by 0.8%
+// of the tokens produced and by what drafting gains, and shrinks by what it loses. When it is overdrawn
+// nobody drafts, whatever the estimates say. So decoding with a drafter that is worth nothing takes about
+// 0.8% longer than without, and a few rounds.
 //
 // Lengths are decided before the draft is made, from what happened earlier alone; rejection sampling (sample/
 // rejection.h) needs that to keep the law of the text.

@@ -1,5 +1,6 @@
-// A drafter that is asked only where lookup has nothing good: in text that repeats itself the repetition is
-// the better draft, and costs nothing.
+// Lookup and another drafter for the same sequences: in text that repeats itself the repetition is the better
+// draft, and costs nothing. An engine chooses between the two in each round (sources()); propose() by itself
+// asks the other one only where lookup has nothing good.
 #pragma once
 
 #include <algorithm>

@@ -71,7 +71,7 @@ TEST_P(Dflash2, DraftsAndChangesNoToken) {
         model,
         {.name = "auto", .folder = {}, .bits = bits, .limits = {.max_sequences = 3, .max_positions = 1024}}));
     ASSERT_EQ(drafter->name(), "dflash+ngram");
-    EXPECT_EQ(drafter->max_draft(), 7);
+    EXPECT_EQ(drafter->sources().back()->max_draft(), 7);
     for (const int tree_nodes : {0, 12}) {
       const Answers drafted = answer(model, drafter.get(), tree_nodes);
       EXPECT_EQ(drafted.tokens, plain.tokens) << bits << " bits, trees of " << tree_nodes;

@@ -53,6 +53,19 @@ TEST_F(LookupFirstTest, EachSequenceOfABatchGetsTheDraftThatFitsItsText) {
   EXPECT_EQ(n_asked_, 1);
 }
 
+TEST_F(LookupFirstTest, LookupIsTheFirstSourceAndSaysHowMuchMatched) {
+  const std::vector<Drafter*> sources = drafter_.sources();
+  ASSERT_EQ(sources.size(), 2u);
+  EXPECT_EQ(sources[0]->cost(), DraftCost::free);
+  EXPECT_EQ(sources[1]->name(), "sevens");
+  Draft a;
+  const DraftRequest request{.slot = 0, .max = 3, .text = repeats_, .draft = &a};
+  sources[0]->propose({&request, 1});
+  EXPECT_EQ(tokens(a), (std::vector<TokenId>{5, 6, 1}));
+  EXPECT_EQ(a.match, 4);
+  EXPECT_EQ(n_asked_, 0);
+}
+
 TEST_F(LookupFirstTest, TreesAreTheDraftersOwn) {
   Draft a;
   const DraftRequest request{.slot = 0, .max = 2, .tree_nodes = 6, .text = repeats_, .draft = &a};

@@ -124,5 +124,27 @@ TEST(SurvivalDeathTest, RefusesMoreAcceptedThanVerified) {
   EXPECT_DEATH(survival.add(3, 4, 0, shared), "4 of 3");
 }
 
+// What short matches come to says nothing of long ones, in this sequence and in later ones.
+TEST(Survival, LookupsAreJudgedByTheirMatch) {
+  SharedHazards shared;
+  Survival survival;
+  for (int i = 0; i < 60; ++i) {
+    survival.add(4, 0, 2, shared);
+    survival.add(4, 4, 8, shared);
+  }
+  Hazards mean, now;
+  for (const Survival& one : {survival, Survival()}) {
+    one.hazards(shared, 2, mean, now);
+    EXPECT_LT(now[0], 0.1);
+    one.hazards(shared, 8, mean, now);
+    EXPECT_GT(now[0], 0.97);
+    EXPECT_GT(now[7], 0.9) << "goes on as it did";
+  }
+  Survival().hazards(SharedHazards{}, 2, mean, now);
+  const double short_match = now[0];
+  Survival().hazards(SharedHazards{}, 12, mean, now);
+  EXPECT_GT(now[0], short_match) << "longer matches are surer";
+}
+
 }  // namespace
 }  // namespace tandem
