@@ -45,7 +45,7 @@ endif()
 
 # The cuda backend. Kernels are written for Hopper first; a list of architectures makes them for other cards too.
 set(TANDEM_CUDA AUTO CACHE STRING "build the cuda backend: AUTO (where a toolkit is found), ON or OFF")
-set(TANDEM_CUDA_ARCHITECTURES 90a CACHE STRING "compute capabilities to compile kernels for")
+set(TANDEM_CUDA_ARCHITECTURES 90a-real CACHE STRING "compute capabilities to compile kernels for")
 if(NOT TANDEM_CUDA STREQUAL "OFF" AND NOT TANDEM_SANITIZE)
   find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
   if(TANDEM_NVCC)

@@ -56,7 +56,7 @@ class Model {
       Step step;
       bool conv, delta;
     } body{this, {.path = path, .n_rows = rows * n_seqs_, .seqs = seqs}, conv, step};
-    const StepRun run{.owner = &owners_[size_t(n_owners_++)],  // each its own recording
+    const StepRun run{.owner = new_step_owner(),  // each its own recording
                       .step = &body.step,
                       .body =
                           [](void* p) {
@@ -120,8 +120,6 @@ class Model {
   Backend* backend_;
   DeltaShape shape_;
   int n_seqs_;
-  std::array<char, 64> owners_ = {};
-  int n_owners_ = 0;
   std::vector<DeviceBuffer> buffers_;
   MutView projection_, weight_, heads_, qkv_, log_decay_, beta_, y_;
   std::vector<DeltaState> layers_;

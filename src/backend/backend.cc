@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/check.h"
 
@@ -73,6 +74,11 @@ MutView part(MutView v, int rows, int cols) {
 }
 
 }  // namespace
+
+uint64_t new_step_owner() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 void Backend::embed(const Weight& table, std::span<const int32_t> ids, MutView y) {
   check_f32(y, int(ids.size()), table.k(), "embed y");

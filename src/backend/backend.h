@@ -230,9 +230,13 @@ struct Reserve {
   int moe_top_k = 0;
 };
 
+// A number that no owner of steps had before: an address would come again.
+uint64_t new_step_owner();
+
 // A whole step of one model: the operations that `body` calls with `step`, and the tokens it embeds.
 struct StepRun {
-  const void* owner = nullptr;  // who runs it; other owners' steps are of another kind
+  uint64_t owner = 0;  // who runs it, by new_step_owner(); other owners' steps are of another kind
+  uint64_t state = 0;  // whose memory its sequences' state lies in, likewise
   const Step* step = nullptr;
   std::span<const int32_t> ids = {};  // what body passes to embed, or empty
   void (*body)(void*) = nullptr;
@@ -260,13 +264,15 @@ class Backend {
   virtual void copy_in(std::byte* device, std::span<const std::byte> host) = 0;
   virtual void copy_out(std::span<std::byte> host, const std::byte* device) = 0;
   virtual void zero(std::byte* device, size_t bytes) = 0;
+  // Bandwidth of a plain read of device memory, measured now (about 50 ms); 0 where memory is the host's.
+  virtual double read_gb_per_s() { return 0; }
   // Whether the host may read and write device memory in place between steps, so that nothing need be copied
   // out.
   virtual bool memory_is_host() const { return true; }
 
-  // Runs a whole step. A backend may record what run.body does once per kind of step (same owner, same shapes)
-  // and replay it with another step's rows: so everything in which two steps of a kind differ stands in run.step
-  // and run.ids, and what `body` leaves on the host would be left out.
+  // Runs a whole step. A backend may record what run.body does once per kind of step (same owner, same
+  // shapes) and replay it with another step's rows: so everything in which two steps of a kind differ stands
+  // in run.step and run.ids, and what `body` leaves on the host would be left out.
   virtual void run(const StepRun& run) { run.body(run.context); }
 
   // ---- primitives ----

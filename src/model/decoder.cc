@@ -162,9 +162,9 @@ void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePoo
     d.run_layers(*r.step, *r.pool, r.extent);
   };
   if (observer_) return body(&run);  // it looks at every step, recorded or not
-  // Steps of another extent are another owner's.
-  const void* owner = extent == Extent::all ? static_cast<const void*>(this) : &weights_;
-  backend_->run({.owner = owner, .step = &step, .ids = ids, .body = body, .context = &run});
+  // Steps of another extent are of another kind.
+  const uint64_t owner = extent == Extent::all ? step_owner_ : cache_step_owner_;
+  backend_->run({.owner = owner, .state = pool.id(), .step = &step, .ids = ids, .body = body, .context = &run});
 }
 
 void Decoder::set_attention_view(int layer, bool bidirectional, int window) {

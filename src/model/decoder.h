@@ -187,6 +187,7 @@ class Decoder {
   DeviceBuffer features_memory_;
   MutView features_all_, features_;
   LayerPass* layer_pass_ = nullptr;
+  const uint64_t step_owner_ = new_step_owner(), cache_step_owner_ = new_step_owner();
   Observer observer_ = nullptr;
   void* observer_context_ = nullptr;
 };

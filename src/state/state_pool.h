@@ -35,6 +35,8 @@ class StatePool {
   static size_t bytes(const Backend& backend, const StateShape& shape, const StateLimits& limits);
 
   const StateShape& shape() const { return shape_; }
+  // Of this pool's memory alone (StepRun::state).
+  uint64_t id() const { return id_; }
   int tape_rows() const { return limits_.tape_rows; }
   int free_pages() const { return int(free_pages_.size()); }
   int free_slots() const { return int(free_slots_.size()); }
@@ -52,6 +54,7 @@ class StatePool {
       : backend_(&backend), shape_(shape), limits_(limits) {}
 
   Backend* backend_;
+  uint64_t id_ = new_step_owner();
   StateShape shape_;
   StateLimits limits_;
   int n_pages_ = 0;

@@ -58,15 +58,17 @@ struct Arithmetic {
   // and a product is off by at most sum_k |w_k| step_g(k) / 2, before any fp32 rounding.
   // bf16 weights meet activations rounded to bf16: relative error at most 2^-9 each.
   bool rounded_activations = false;
-  // Affine weights meet bf16 activations too: closer than 8 bits in groups.
-  bool bf16_everywhere = false;
+  // The same to fp16, after a scaling of each group by a power of two.
+  bool fine_activations = false;
   // Keys and values are rounded when stored: relative error at most this.
   double kv_roundoff = 0;
 };
 
 inline Arithmetic arithmetic_of(const std::string& backend) {
   if (backend == "reference") return {};
-  return {.rounded_activations = true, .bf16_everywhere = backend == "cuda", .kv_roundoff = 0x1p-9};  // bf16: 8 significant bits
+  return {.rounded_activations = true,
+          .fine_activations = backend == "cuda",
+          .kv_roundoff = 0x1p-9};  // bf16: 8 significant bits
 }
 
 constexpr int kActivationColumns = 64;

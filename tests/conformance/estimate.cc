@@ -57,6 +57,31 @@ std::vector<Estimate> widen_to_bf16(const Estimate* x, int k) {
   return out;
 }
 
+// The cuda backend's: fp16 after a scaling of each group by a power of two that brings its largest value into
+// [512, 1024).
+std::vector<Estimate> round_to_scaled_f16(const Estimate* x, int k) {
+  std::vector<Estimate> out(x, x + k);
+  for (int first = 0; first < k; first += kActivationColumns) {
+    const int n = std::min(kActivationColumns, k - first);
+    double highest = 0;
+    for (int j = first; j < first + n; ++j) highest = std::max(highest, std::abs(x[j].value) + x[j].bound);
+    if (highest == 0) continue;
+    // Where the bound leaves the exponent of the largest open, the smaller scale rounds no worse but for
+    // values far below.
+    const double step = std::ldexp(1.0, std::ilogb(highest) - 9);
+    for (int j = first; j < first + n; ++j) {
+      const double scaled = x[j].value / step;
+      const double rounded = double(float_from_f16(f16_from_float(float(scaled)))) * step;
+      out[size_t(j)] = {rounded, x[j].bound};
+      if (x[j].bound == 0) continue;
+      // Near the middle between two numbers it may be either.
+      const double unit = step * std::ldexp(1.0, std::max(std::ilogb(std::abs(scaled) + 0x1p-24), -14) - 10);
+      if (std::abs(std::abs(x[j].value - rounded) - unit / 2) <= 2 * x[j].bound) out[size_t(j)].bound += unit;
+    }
+  }
+  return out;
+}
+
 // Half a step per group: what rounding costs at most. Steps from the values themselves.
 std::vector<Estimate> widen_activations(const Estimate* x, int k) {
   std::vector<Estimate> out(x, x + k);
@@ -113,7 +138,7 @@ double RelativeL2::value() const { return std::sqrt(error_ / (norm_ + 1e-300)); 
 
 Activations activations_of(const Arithmetic& arithmetic) {
   if (!arithmetic.rounded_activations) return Activations::exact;
-  return arithmetic.bf16_everywhere ? Activations::halves : Activations::rounded;
+  return arithmetic.fine_activations ? Activations::fine : Activations::rounded;
 }
 
 Estimates linear(const Estimates& x, const LinearSpec& w, Activations activations) {
@@ -145,8 +170,9 @@ Estimates linear(const Estimates& x, const LinearSpec& w, Activations activation
         quantised[size_t(r)] = round_activations(x.row(r), k);
         halves[size_t(r)] = round_to_bf16(x.row(r), k);
         break;
-      case Activations::halves:
-        quantised[size_t(r)] = halves[size_t(r)] = round_to_bf16(x.row(r), k);
+      case Activations::fine:
+        quantised[size_t(r)] = round_to_scaled_f16(x.row(r), k);
+        halves[size_t(r)] = round_to_bf16(x.row(r), k);
         break;
       case Activations::uncertain:
         quantised[size_t(r)] = widen_activations(x.row(r), k);

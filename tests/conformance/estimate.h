@@ -48,7 +48,7 @@ class RelativeL2 {
 enum class Activations {
   exact,      // not rounded
   rounded,    // rounded to 8 bits or to bf16 in the estimate too: bounds stay at fp32 level
-  halves,     // rounded to bf16 for affine weights as well
+  fine,       // likewise, to scaled fp16 in place of 8 bits
   uncertain,  // not rounded in the estimate; the rounding is part of the bound
 };
 Activations activations_of(const Arithmetic& arithmetic);  // all but uncertain

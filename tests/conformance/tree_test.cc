@@ -144,6 +144,7 @@ TEST_P(Trees, ConvolutionAndDeltaRuleRecordWhatAChainRecords) {
 }
 
 TEST(TreeChecks, RowsMustComeInDepthFirstOrderBelowOneRoot) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a driver's threads do not survive a fork
   const auto backend = make("reference");
   const DeltaShape shape{.n_k_heads = 1, .n_v_heads = 1, .d_k = 8, .d_v = 8};
   DeltaSequence seq(*backend, shape, kMaxDecodeRows, 0);

@@ -131,7 +131,7 @@ class Speculation : public testing::Test {
                             .warn = {}}));
   }
   static LoadedModel demo() {
-    return load(std::string(TANDEM_MODELS) + "/tandem-demo", {.name = "cpu", .threads = 2, .isa = "auto"});
+    return load(std::string(TANDEM_MODELS) + "/tandem-demo", {.name = "auto", .threads = 2});
   }
 
   // Requests that exercise every rule of choosing.

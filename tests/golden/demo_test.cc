@@ -8,6 +8,7 @@
 
 #include "golden/bounds.h"
 #include "golden/golden_check.h"
+#include "support/backends.h"
 
 namespace tandem {
 namespace {
@@ -153,14 +154,7 @@ TEST_P(DemoGolden, LongPromptChoosesTheSameTokenAtEveryPosition) {
   EXPECT_LE(n_different, int(want.size()) / 20);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, DemoGolden, testing::ValuesIn([] {
-                           std::vector<BackendOptions> all{{.name = "reference"}};
-                           for (const char* isa : {"portable", "avx2", "avx512"}) {
-                             BackendOptions cpu{.name = "cpu", .threads = 2, .isa = isa};
-                             if (make_backend(cpu).ok()) all.push_back(cpu);
-                           }
-                           return all;
-                         }()),
+INSTANTIATE_TEST_SUITE_P(Backends, DemoGolden, testing::ValuesIn(all_backends()),
                          [](const testing::TestParamInfo<BackendOptions>& info) {
                            return info.param.name + "_" + info.param.isa;
                          });

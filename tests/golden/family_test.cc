@@ -3,18 +3,19 @@
 
 #include "golden/bounds.h"
 #include "golden/golden_check.h"
+#include "support/backends.h"
 
 namespace tandem {
 namespace {
 
 struct Case {
-  const char* family;
-  const char* backend;
-  const char* isa;
+  std::string family;
+  std::string backend;
+  std::string isa;
 };
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
-  return std::string(info.param.family) + "_" + info.param.backend + "_" + info.param.isa;
+  return info.param.family + "_" + info.param.backend + "_" + info.param.isa;
 }
 
 class FamilyGolden : public testing::TestWithParam<Case> {
@@ -53,12 +54,8 @@ TEST_P(FamilyGolden, LogitsAndGreedyTokensMatchTransformers) {
 INSTANTIATE_TEST_SUITE_P(AllFamilies, FamilyGolden, testing::ValuesIn([] {
                            std::vector<Case> cases;
                            for (const char* f : {"qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "llama"}) {
-                             cases.push_back({f, "reference", "auto"});
-                             for (const char* isa : {"portable", "avx2", "avx512"}) {
-                               if (make_backend({.name = "cpu", .threads = 1, .isa = isa}).ok()) {
-                                 cases.push_back({f, "cpu", isa});
-                               }
-                             }
+                             for (const BackendOptions& b : all_backends())
+                               cases.push_back({f, b.name, b.isa});
                            }
                            return cases;
                          }()),

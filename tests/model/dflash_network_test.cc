@@ -8,18 +8,10 @@
 
 #include "golden/bounds.h"
 #include "model/tiny_dflash.h"
+#include "support/backends.h"
 
 namespace tandem {
 namespace {
-
-std::vector<BackendOptions> backends() {
-  std::vector<BackendOptions> all{{.name = "reference"}};
-  for (const char* isa : {"portable", "avx2", "avx512"}) {
-    const BackendOptions cpu{.name = "cpu", .threads = 2, .isa = isa};
-    if (make_backend(cpu).ok()) all.push_back(cpu);
-  }
-  return all;
-}
 
 // One sequence: its context and the block after it.
 struct Sequence {
@@ -234,7 +226,7 @@ TEST_P(DflashOnBackend, TapsAreTheOutputsOfTheirLayers) {
 std::string name_of(const testing::TestParamInfo<BackendOptions>& info) {
   return info.param.name == "cpu" ? "cpu_" + info.param.isa : info.param.name;
 }
-INSTANTIATE_TEST_SUITE_P(Backends, DflashOnBackend, testing::ValuesIn(backends()), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, DflashOnBackend, testing::ValuesIn(all_backends()), name_of);
 
 // Had the definition another mask, other taps or groups, BlocksFollowTheDefinition would see it: the logits
 // move by far more than its bound.

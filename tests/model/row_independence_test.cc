@@ -8,6 +8,7 @@
 #include <random>
 
 #include "golden/model_under_test.h"
+#include "support/backends.h"
 
 namespace tandem {
 namespace {
@@ -21,11 +22,9 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   const std::string tiny = std::string(TANDEM_TEST_DATA) + "/goldens/tiny/";
   for (const char* family : {"qwen3_5", "qwen3_5_moe"}) all.push_back({tiny + family, {.name = "reference"}});
-  for (const char* isa : {"portable", "avx2", "avx512"}) {
-    const BackendOptions cpu{.name = "cpu", .threads = 2, .isa = isa};
-    if (!make_backend(cpu).ok()) continue;
-    for (const char* family : {"qwen3_5", "qwen3_5_moe", "qwen3"}) all.push_back({tiny + family, cpu});
-    all.push_back({std::string(TANDEM_MODELS) + "/tandem-demo", cpu});
+  for (const BackendOptions& fast : fast_backends()) {
+    for (const char* family : {"qwen3_5", "qwen3_5_moe", "qwen3"}) all.push_back({tiny + family, fast});
+    all.push_back({std::string(TANDEM_MODELS) + "/tandem-demo", fast});
   }
   return all;
 }

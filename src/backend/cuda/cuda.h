@@ -20,6 +20,14 @@
 namespace tandem::cuda {
 
 class CudaWeight;
+struct ActivationRows;
+
+// The first rows and columns of a view.
+inline MutView first_part(MutView v, int rows, int cols) {
+  v.rows = rows;
+  v.cols = cols;
+  return v;
+}
 
 // Device memory that grows when asked (load time) and never in a recorded step.
 class Scratchpad {
@@ -60,6 +68,7 @@ class CudaBackend final : public Backend {
   void copy_in(std::byte* device, std::span<const std::byte> host) override;
   void copy_out(std::span<std::byte> host, const std::byte* device) override;
   void zero(std::byte* device, size_t bytes) override;
+  double read_gb_per_s() override;
   bool memory_is_host() const override { return false; }
   void run(const StepRun& run) override;
 
@@ -82,9 +91,13 @@ class CudaBackend final : public Backend {
   void do_delta_conv(const Step& step, const DeltaConv& args) override;
   void do_delta_step(const Step& step, const DeltaStep& args) override;
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
-  void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
+
+  void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) override;
+  void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
+  void do_attention_inputs(const Step& step, const AttentionInputs& args, Scratch& scratch) override;
+  void do_mlp(const Step& step, const Mlp& args, Scratch& scratch) override;
 
  private:
   // The table of `step` on the card. Inside run() it is there already; outside it is copied now.
@@ -97,17 +110,26 @@ class CudaBackend final : public Backend {
   // step rounded up, so that one recording serves many lengths.
   int max_keys(const Step& step) const;
 
-  // y (+)= x w^T for any rows: x rounded to bf16 first where the weight's format wants it.
+  // y (+)= x w^T for any rows: x rounded first to what the weight's formats want.
   void linear_rows(View x, const Weight& w, MutView y, bool add);
-  // The same with x rounded already ([rows, x_stride], zero beyond k); `rows` as fp32 for fp32 weights.
-  void product(const uint16_t* x, int64_t x_stride, View rows, const CudaWeight& w, MutView y, bool add);
+  // The same with x rounded already; `rows` as fp32 for fp32 weights.
+  void product(const ActivationRows& x, View rows, const CudaWeight& w, MutView y, bool add);
+  // Memory for rounded activations, until the next call: in the forms asked for, or that a weight wants.
+  ActivationRows activation_rows(int rows, int k, bool bf16, bool f16, bool may_grow);
+  ActivationRows activation_rows(int rows, const CudaWeight& w);
+  ActivationRows rounded(View x, const CudaWeight& w);
+  void round_rows(View x, int k, const ActivationRows& y);  // columns from k on become zero
+  // Norms and SwiGLU that leave rounded rows for the product with w (rounded_rows.cu).
+  bool takes_rounded_rows(const CudaWeight& w) const;
+  ActivationRows rounded_norm(View x, View gain, float eps, const CudaWeight& w);
+  ActivationRows rounded_swiglu(View gate_up, const CudaWeight& w);
   void reserve_linear(const CudaWeight& w, int max_rows);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 
   // fold_states of the convolution's windows.
   void fold_windows(const Step& step, const DeltaShape& shape, const DeltaState& state);
 
-  using RunKey = std::tuple<const void*, int, int, int, int, int>;
+  using RunKey = std::tuple<uint64_t, uint64_t, int, int, int, int, int>;
   RunKey key_of(const StepRun& run) const;
 
   std::unique_ptr<Card> card_;
@@ -123,7 +145,7 @@ class CudaBackend final : public Backend {
 
   // Scratch of the kernel families; each is used within one operation only.
   Scratchpad staging_;      // pack: rows on their way
-  Scratchpad activations_;  // linear: x in bf16
+  Scratchpad activations_;  // linear: x rounded
   Scratchpad partials_;     // linear, attention: partial sums
   Scratchpad counters_;     // arrivals of blocks; zero between operations
   Scratchpad rows_;         // copy_rows, embed: row numbers given by the host

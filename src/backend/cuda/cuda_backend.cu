@@ -21,6 +21,8 @@ int bucket_of(int n_keys) {
   return bucket;
 }
 
+constexpr size_t kMaxRecordings = 512;  // then all are made anew: owners come and go
+
 void release(void* card, std::byte* data, size_t) { static_cast<Card*>(card)->release(data); }
 
 std::string gib(size_t bytes) {
@@ -85,7 +87,9 @@ void CudaBackend::copy_out(std::span<std::byte> host, const std::byte* device) {
 void CudaBackend::zero(std::byte* device, size_t bytes) { card_->zero(device, bytes); }
 
 Status CudaBackend::reserve(const Reserve& largest) {
-  for (const Weight* w : largest.weights) reserve_linear(ours(*w), largest.max_rows);
+  for (const Weight* w : largest.weights) {
+    reserve_linear(ours(*w), largest.max_rows * (w->n_experts() > 1 ? largest.moe_top_k + 1 : 1));
+  }
   reserve_attention(largest.attention, largest.max_rows, bucket_of(largest.max_positions));
   return {};
 }
@@ -121,15 +125,21 @@ CudaBackend::RunKey CudaBackend::key_of(const StepRun& run) const {
     most_rows = std::max(most_rows, seq.n_rows);
     trees |= !seq.parents.empty();
   }
-  return {run.owner, run.step->n_rows,    int(run.step->seqs.size()),
-          most_rows, max_keys(*run.step), int(trees) * 2 + int(run.ids.empty())};
+  return {run.owner,
+          run.state,
+          run.step->n_rows,
+          int(run.step->seqs.size()),
+          most_rows,
+          max_keys(*run.step),
+          int(trees) * 2 + int(run.ids.empty())};
 }
 
 void CudaBackend::run(const StepRun& run) {
   stage_.put(*run.step, run.ids);
   staged_ = run.step;
   staged_ids_ = !run.ids.empty();
-  if (const std::pair now(stage_.epoch(), scratch_epoch_); recordings_epoch_ != now) {
+  if (const std::pair now(stage_.epoch(), scratch_epoch_);
+      recordings_epoch_ != now || recordings_.size() > kMaxRecordings) {
     recordings_.clear();
     recordings_epoch_ = now;
   }

@@ -62,9 +62,55 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 #endif
 }
 
-// (a & b) | c and (a & b) ^ c in one instruction.
-__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
-__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) { return (a & b) ^ c; }
+// The same of fp16 values.
+__device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::mma_f16(d, a, b0, b1);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Bytes of the word pair (a, b) by four selectors of 4 bits, the lowest first: 0..3 of a, 4..7 of b.
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selectors) {
+#ifdef TANDEM_CUDA_EMULATED
+  return emulated::pick_bytes(a, b, selectors);
+#else
+  return __byte_perm(a, b, selectors);
+#endif
+}
+
+// fp16 pairs, as bf16 ones: rounded to nearest even.
+__device__ __forceinline__ uint32_t f16_pair(float low, float high) {
+#ifdef TANDEM_CUDA_EMULATED
+  return emulated::f16_bits(low) | emulated::f16_bits(high) << 16;
+#else
+  uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+#endif
+}
+__device__ __forceinline__ uint32_t subtract_f16_pairs(uint32_t a, uint32_t b) {
+#ifdef TANDEM_CUDA_EMULATED
+  return emulated::f16_bits(emulated::f16_value(a & 0xffffu) - emulated::f16_value(b & 0xffffu)) |
+         emulated::f16_bits(emulated::f16_value(a >> 16) - emulated::f16_value(b >> 16)) << 16;
+#else
+  uint32_t d;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+#endif
+}
+__device__ __forceinline__ float f16_value(uint16_t bits) {
+#ifdef TANDEM_CUDA_EMULATED
+  return emulated::f16_value(bits);
+#else
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
+  return f;
+#endif
+}
 
 // bf16 values are their bits here; a pair lies in one word, the first in the low half.
 __device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -82,16 +128,6 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 #endif
 }
 __device__ __forceinline__ uint16_t bf16_bits(float x) { return uint16_t(bf16_pair(x, 0.0f) & 0xffffu); }
-
-__device__ __forceinline__ uint32_t add_bf16_pairs(uint32_t a, uint32_t b) {
-#ifdef TANDEM_CUDA_EMULATED
-  return bf16_pair(bf16_low(a) + bf16_low(b), bf16_high(a) + bf16_high(b));
-#else
-  uint32_t d;
-  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-#endif
-}
 
 // 16 bytes that are read once: weights, past the caches that others need. p is 16-byte aligned.
 __device__ __forceinline__ uint4 stream_load(const void* p) {

@@ -22,12 +22,11 @@ constexpr int kRowsAtOnce = 32;
 
 struct LinearArgs {
   const std::byte* weights;
-  const uint16_t* x;  // bf16, [n_rows, x_stride], columns beyond k are zero
-  int64_t x_stride;
+  ActivationRows x;
   int n_rows, n_outputs;  // rows of x; rows of the part
   int tiles, groups, n_splits, n_units;
   float4* partials;    // [unit, split, pair, lane]
-  unsigned* counters;  // [unit]
+  unsigned* counters;  // [unit, pair]
   MutRows y;
   int first_column;
   const float* bias;  // of the part, or null
@@ -41,6 +40,29 @@ __device__ __forceinline__ void store(const LinearArgs& a, int row, int output, 
   *y = a.add ? *y + v : v;
 }
 
+// Where a warp stands in its stream of records: item after item, one group at a time.
+template <int kTiles>
+struct Place {
+  int item, step, count;  // count: groups of this warp's part of the item
+  int group;              // the first of them
+  const std::byte* at[kTiles];
+
+  __device__ __forceinline__ void enter(const LinearArgs& a, int bytes_of_record) {
+    if (item >= a.n_units * a.n_splits) return;
+    const int unit = item / a.n_splits, n_parts = a.n_splits * kLinearWarps;
+    const int part = (item - unit * a.n_splits) * kLinearWarps + warp_id();
+    group = part * a.groups / n_parts;
+    count = (part + 1) * a.groups / n_parts - group;
+    step = 0;
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+      const int tile =
+          min(unit * kTiles + r, a.tiles - 1);  // the last unit may have a tile too many: not stored
+      at[r] = a.weights + (int64_t(tile) * a.groups + group) * bytes_of_record;
+    }
+  }
+};
+
 template <LinearFormat F, int kTiles, int kColumns, int kAhead>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     linear_kernel(const __grid_constant__ LinearArgs a) {
@@ -50,40 +72,23 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const int n_items = a.n_units * a.n_splits, n_parts = a.n_splits * kLinearWarps;
   const int steps = (a.groups + n_parts - 1) / n_parts;  // of the largest part: every warp takes as many
 
-  // The stream of this warp: records of item after item.
-  struct Place {
-    int item, step, count;
-    const std::byte* at[kTiles];
-  };
-  const auto enter = [&](Place& p) {
-    if (p.item >= n_items) return;
-    const int unit = p.item / a.n_splits, part = p.item % a.n_splits * kLinearWarps + warp;
-    const int first = int(int64_t(part) * a.groups / n_parts),
-              end = int(int64_t(part + 1) * a.groups / n_parts);
-    p.count = end - first;
-#pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-      const int tile =
-          min(unit * kTiles + r, a.tiles - 1);  // the last unit may have a tile too many: not stored
-      p.at[r] = a.weights + (int64_t(tile) * a.groups + first) * record_bytes(F);
-    }
-  };
-  const auto advance = [&](Place& p) {
-    if (++p.step < steps) return;
-    p.step = 0;
-    p.item += int(gridDim.x);
-    enter(p);
-  };
-
   Record<F> ahead[kAhead][kTiles];
-  Place load{int(blockIdx.x), 0, 0, {}};
-  enter(load);
+  Place<kTiles> load{int(blockIdx.x), 0, 0, 0, {}};
+  load.enter(a, record_bytes(F));
   const auto fetch = [&](Record<F>(&records)[kTiles]) {
-    if (load.item < n_items && load.step < load.count) {
+    if (load.item >= n_items) return;
+    if (load.step < load.count) {
 #pragma unroll
-      for (int r = 0; r < kTiles; ++r) records[r].load(load.at[r] + int64_t(load.step) * record_bytes(F));
+      for (int r = 0; r < kTiles; ++r) {
+        records[r].load(load.at[r]);
+        load.at[r] += record_bytes(F);
+      }
     }
-    advance(load);
+    if (++load.step == steps) {
+      load.item += int(gridDim.x);
+      load.enter(a, record_bytes(F));
+      if (load.item >= n_items) let_next_start();
+    }
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) fetch(ahead[i]);
@@ -104,79 +109,78 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     }
     __syncthreads();
     const int unit = item / a.n_splits;
-    const auto put = [&](int pair, float4 v) {
-      const int output = (unit * kTiles + pair / kColumns) * kTileRows + g, row = pair % kColumns * 8 + 2 * t;
-      store(a, row, output, v.x);
-      store(a, row + 1, output, v.y);
-      store(a, row, output + 8, v.z);
-      store(a, row + 1, output + 8, v.w);
-    };
-    for (int pair = warp; pair < kPairs; pair += kLinearWarps) {
-      const float4 v = tree8([&](int w) { return of_warps[buffer][w][pair][lane]; });
-      if (a.n_splits == 1) {
-        put(pair, v);
-      } else {
+    // One warp per pair; the warps take turns, so that none lags behind.
+    const int pair = (warp + kLinearWarps - item % kLinearWarps) % kLinearWarps;
+    if (pair < kPairs) {
+      float4 v = tree8([&](int w) { return of_warps[buffer][w][pair][lane]; });
+      bool whole = true;
+      if (a.n_splits > 1) {
         a.partials[(int64_t(item) * kPairs + pair) * kWarp + lane] = v;
+        __threadfence();
+        __syncwarp();
+        unsigned arrived = 0;
+        if (lane == 0) arrived = atomicAdd(&a.counters[unit * kPairs + pair], 1u);
+        whole = __shfl_sync(kAllLanes, arrived, 0) == unsigned(a.n_splits) - 1;
+        if (whole) {
+          if (lane == 0) a.counters[unit * kPairs + pair] = 0;
+          __threadfence();
+          float4 levels[4];  // a binary counter: levels[i] holds a sum of 2^i splits
+          for (int s = 0; s < a.n_splits; ++s) {
+            v = __ldcg(&a.partials[((int64_t(unit) * a.n_splits + s) * kPairs + pair) * kWarp + lane]);
+            int level = 0;
+            for (; s >> level & 1; ++level) v = add4(levels[level], v);
+            if (level < 4) levels[level] = v;
+          }
+        }
+      }
+      if (whole) {
+        const int output = (unit * kTiles + pair / kColumns) * kTileRows + g,
+                  row = pair % kColumns * 8 + 2 * t;
+        store(a, row, output, v.x);
+        store(a, row + 1, output, v.y);
+        store(a, row, output + 8, v.z);
+        store(a, row + 1, output + 8, v.w);
       }
     }
     buffer ^= 1;
-    if (a.n_splits == 1 || !last_arrival(a.counters + unit, unsigned(a.n_splits))) return;
-    for (int pair = warp; pair < kPairs; pair += kLinearWarps) {
-      float4 levels[4];  // a binary counter: levels[i] holds a sum of 2^i splits
-      float4 v = {};
-      for (int s = 0; s < a.n_splits; ++s) {
-        v = __ldcg(&a.partials[((int64_t(unit) * a.n_splits + s) * kPairs + pair) * kWarp + lane]);
-        int level = 0;
-        for (; s >> level & 1; ++level) v = add4(levels[level], v);
-        if (level < 4) levels[level] = v;
-      }
-      put(pair, v);
-    }
   };
 
-  Place at{int(blockIdx.x), 0, 0, {}};
-  enter(at);
-  bool more = true;
+  Place<kTiles> at{int(blockIdx.x), 0, 0, 0, {}};
+  at.enter(a, record_bytes(F));
   while (at.item < n_items) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (at.item >= n_items) break;
       if (at.step < at.count) {
-        const int part = at.item % a.n_splits * kLinearWarps + warp;
-        const int group = int(int64_t(part) * a.groups / n_parts) + at.step;
-        Activations x[kColumns];
+        Input<F> x[kColumns];
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
-          const int row = n * 8 + g;
-          x[n].load(row < a.n_rows ? a.x + row * a.x_stride + group * kGroupColumns : nullptr);
-        }
+        for (int n = 0; n < kColumns; ++n)
+          x[n].load(a.x, n * 8 + g, n * 8 + g < a.n_rows, at.group + at.step);
         multiply_group<F, kTiles, kColumns>(ahead[i], x, acc);
       }
       fetch(ahead[i]);
-      if (more && load.item >= n_items) {
-        let_next_start();
-        more = false;
+      if (++at.step == steps) {
+        finish(at.item);
+        at.item += int(gridDim.x);
+        at.enter(a, record_bytes(F));
       }
-      if (at.step == steps - 1) finish(at.item);
-      advance(at);
     }
   }
 }
 
 struct RoundArgs {
   Rows x;
-  uint16_t* y;
-  int64_t stride;
-  int k, padded;
+  int k;
+  ActivationRows y;
 };
-// fp32 rows to bf16, padded with zeros.
+// A warp per row and group.
 __global__ void round_rows_kernel(const __grid_constant__ RoundArgs a) {
   wait_for_inputs();
-  const int c = int(blockIdx.x * blockDim.x + threadIdx.x) * 2;
-  const float* x = a.x.row(int(blockIdx.y));
-  if (c >= a.padded) return;
-  const float low = c < a.k ? x[c] : 0.0f, high = c + 1 < a.k ? x[c + 1] : 0.0f;
-  *reinterpret_cast<uint32_t*>(a.y + int(blockIdx.y) * a.stride + c) = bf16_pair(low, high);
+  const int group = int(blockIdx.x * (blockDim.x / kWarp)) + warp_id(), row = int(blockIdx.y);
+  if (group >= a.y.groups) return;
+  const float* x = a.x.row(row);
+  const int c = group * kGroupColumns + 2 * lane_id();
+  store_group(a.y, row, group, c < a.k ? x[c] : 0.0f, c + 1 < a.k ? x[c + 1] : 0.0f);
 }
 
 struct DenseArgs {
@@ -224,87 +228,71 @@ __global__ void embed_kernel(const __grid_constant__ EmbedArgs a) {
   const int id = a.ids[blockIdx.x] - a.first;
   if (id < 0 || id >= a.n) return;
   float* y = a.y.row(int(blockIdx.x));
-  if (a.format == LinearFormat::f32) {
-    const float* row = reinterpret_cast<const float*>(a.weights) + int64_t(id) * a.k;
-    for (int c = int(threadIdx.x); c < a.k; c += int(blockDim.x)) y[c] = row[c];
-    return;
-  }
-  const int g = id % 8, high = id % kTileRows / 8;
   for (int c = int(threadIdx.x); c < a.k; c += int(blockDim.x)) {
-    const auto* record = reinterpret_cast<const uint8_t*>(
-        a.weights + (int64_t(id / kTileRows) * a.groups + c / kGroupColumns) * record_bytes(a.format));
-    const int in = c % kGroupColumns, half = in / 32, lane = g * 4 + in % 32 / 8, j = half * 2 + in % 8 / 4,
-              e = in % 4;
-    if (a.format == LinearFormat::bf16) {
-      y[c] = bf16_value(*reinterpret_cast<const uint16_t*>(record + j * 512 + lane * 16 +
-                                                           (e / 2 * 2 + high) * 4 + e % 2 * 2));
-      continue;
-    }
-    int code;
-    if (is_affine8(a.format)) {
-      const int word = j * 2 + e / 2;
-      code = record[word / 4 * 512 + lane * 16 + word % 4 * 4 + e % 2 * 2 + high];
-    } else {
-      code = record[lane * 16 + j * 4 + e % 2 * 2 + high] >> (e / 2 * 4) & 15;
-    }
-    const uint8_t* pairs = record + code_bytes(a.format);
-    float scale, bias;
-    if (is_wide(a.format)) {
-      const float* of_row = reinterpret_cast<const float*>(pairs + half * 128 + g * 16 + high * 8);
-      scale = of_row[0];
-      bias = of_row[1];
-    } else {
-      const uint32_t both = *reinterpret_cast<const uint32_t*>(pairs + g * 8 + high * 4);
-      scale = bf16_low(both);
-      bias = bf16_high(both);
-    }
-    y[c] = scale * float(code) + bias;
+    y[c] = weight_value(a.format, a.weights, 0, a.groups, a.k, id, c);
   }
 }
 
 template <LinearFormat F>
-void launch_part(Card& card, const LinearArgs& args, int tiles_at_once, bool reserve) {
+void launch_part(Card& card, LinearArgs args) {
   const int columns = args.n_rows <= 8 ? 1 : args.n_rows <= 16 ? 2 : 4;
-  (void)reserve;
-  const unsigned blocks =
-      unsigned(std::min(args.n_units * args.n_splits, kBlocksPerProcessor * card.info().n_sms));
+  // Two tiles share the reading of activations, where there are enough to go round.
+  const int most_blocks = kBlocksPerProcessor * card.info().n_sms;
+  const bool two = args.tiles * args.n_splits >= 2 * most_blocks;
+  args.n_units = two ? (args.tiles + 1) / 2 : args.tiles;
+  const unsigned blocks = unsigned(std::min(args.n_units * args.n_splits, most_blocks));
   const auto go = [&](auto kernel) { card.launch(kernel, {blocks}, kThreads, 0, args); };
-  if constexpr (F == LinearFormat::bf16) {
-    if (columns == 1) return go(linear_kernel<F, 1, 1, 4>);
-    if (columns == 2) return go(linear_kernel<F, 1, 2, 3>);
-    return go(linear_kernel<F, 1, 4, 2>);
-  } else {
-    if (tiles_at_once == 1) {
-      if (columns == 1) return go(linear_kernel<F, 1, 1, 4>);
-      if (columns == 2) return go(linear_kernel<F, 1, 2, 4>);
-      return go(linear_kernel<F, 1, 4, 3>);
-    }
-    if (columns == 1) return go(linear_kernel<F, 2, 1, 3>);
-    if (columns == 2) return go(linear_kernel<F, 2, 2, 2>);
-    return go(linear_kernel<F, 2, 4, 1>);
-  }
-}
-
-// Tiles a warp takes together: two halve the reading of activations, where there are enough to go round.
-int tiles_at_once(const WeightPart& part) {
-  return part.format == LinearFormat::bf16 || part.tiles * part.n_splits < 2 * 132 ? 1 : 2;
+  constexpr int kFew = is_wide(F) ? 1 : F == LinearFormat::bf16 ? 2 : is_affine8(F) ? 3 : 4;
+  if (columns == 1) return two ? go(linear_kernel<F, 2, 1, kFew>) : go(linear_kernel<F, 1, 1, 2 * kFew>);
+  if (columns == 2) return two ? go(linear_kernel<F, 2, 2, kFew>) : go(linear_kernel<F, 1, 2, 2 * kFew>);
+  return two ? go(linear_kernel<F, 2, 4, (kFew + 1) / 2>) : go(linear_kernel<F, 1, 4, kFew>);
 }
 
 }  // namespace
 
 void CudaBackend::reserve_linear(const CudaWeight& w, int max_rows) {
-  activations_.need(
-      size_t(max_rows) * size_t((w.k() + kGroupColumns - 1) / kGroupColumns * kGroupColumns) * 2, true);
+  activation_rows(max_rows, w.k(), true, true, true);
   for (const WeightPart& part : w.parts) {
     if (part.n_splits == 1) continue;
-    const int units = (part.tiles + 1) / 2;
-    counters_.need(size_t(2 * units) * sizeof(unsigned), true);
-    partials_.need(size_t(2 * units) * size_t(part.n_splits) * 4 * kWarp * sizeof(float4), true);
+    constexpr int kMostColumns = kRowsAtOnce / 8;
+    const size_t pairs = size_t(part.tiles + 1) * kMostColumns;
+    counters_.need(pairs * sizeof(unsigned), true);
+    partials_.need(pairs * size_t(part.n_splits) * kWarp * sizeof(float4), true);
   }
 }
 
-void CudaBackend::product(const uint16_t* x, int64_t x_stride, View rows, const CudaWeight& w, MutView y,
-                          bool add) {
+ActivationRows CudaBackend::activation_rows(int rows, int k, bool bf16, bool f16, bool may_grow) {
+  const int groups = (k + kGroupColumns - 1) / kGroupColumns, stats_rows = (rows + 7) / 8 * 8;
+  const size_t bytes = size_t(rows) * size_t(groups) * kGroupColumns * sizeof(uint16_t);
+  const size_t stats_bytes = size_t(stats_rows) * size_t(groups) * sizeof(float2);
+  std::byte* memory = activations_.need(2 * bytes + stats_bytes, may_grow);
+  ActivationRows out{nullptr, nullptr, nullptr, groups, stats_rows};
+  if (bf16) out.bf16 = reinterpret_cast<uint16_t*>(memory);
+  if (f16) {
+    out.f16 = reinterpret_cast<uint16_t*>(memory + bytes);
+    out.stats = reinterpret_cast<float2*>(memory + 2 * bytes);
+  }
+  return out;
+}
+
+ActivationRows CudaBackend::activation_rows(int rows, const CudaWeight& w) {
+  return activation_rows(rows, w.k(), w.takes_bf16(), w.takes_f16(), may_grow());
+}
+
+ActivationRows CudaBackend::rounded(View x, const CudaWeight& w) {
+  const ActivationRows y = activation_rows(x.rows, w);
+  round_rows(x, w.k(), y);
+  return y;
+}
+
+void CudaBackend::round_rows(View x, int k, const ActivationRows& y) {
+  if (y.bf16 == nullptr && y.f16 == nullptr) return;
+  constexpr int kRoundWarps = 4;
+  card_->launch(round_rows_kernel, {unsigned((y.groups + kRoundWarps - 1) / kRoundWarps), unsigned(x.rows)},
+                kRoundWarps * kWarp, 0, RoundArgs{rows_of(x), k, y});
+}
+
+void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& w, MutView y, bool add) {
   for (const WeightPart& part : w.parts) {
     const float* bias = w.bias == nullptr ? nullptr : w.bias + part.first;
     if (part.format == LinearFormat::f32) {
@@ -315,60 +303,30 @@ void CudaBackend::product(const uint16_t* x, int64_t x_stride, View rows, const 
                               w.n_slices(), rows_of(y), part.first, bias, add});
       continue;
     }
-    const int together = tiles_at_once(part);
     for (int first = 0; first < y.rows; first += kRowsAtOnce) {
+      const int n = std::min(kRowsAtOnce, y.rows - first);
       const LinearArgs args{.weights = part.data,
-                            .x = x + first * x_stride,
-                            .x_stride = x_stride,
-                            .n_rows = std::min(kRowsAtOnce, y.rows - first),
+                            .x = x.from_row(first),
+                            .n_rows = n,
                             .n_outputs = part.n,
                             .tiles = part.tiles,
                             .groups = part.groups,
                             .n_splits = part.n_splits,
-                            .n_units = (part.tiles + together - 1) / together,
+                            .n_units = 0,
                             .partials = reinterpret_cast<float4*>(partials_.need(0, false)),
                             .counters = reinterpret_cast<unsigned*>(counters_.need(0, false)),
-                            .y = rows_of(y.row_range(first, std::min(kRowsAtOnce, y.rows - first))),
+                            .y = rows_of(y.row_range(first, n)),
                             .first_column = part.first,
                             .bias = bias,
                             .add = add};
-      switch (part.format) {
-        case LinearFormat::bf16:
-          launch_part<LinearFormat::bf16>(*card_, args, together, false);
-          break;
-        case LinearFormat::affine8:
-          launch_part<LinearFormat::affine8>(*card_, args, together, false);
-          break;
-        case LinearFormat::affine8_wide:
-          launch_part<LinearFormat::affine8_wide>(*card_, args, together, false);
-          break;
-        case LinearFormat::affine4:
-          launch_part<LinearFormat::affine4>(*card_, args, together, false);
-          break;
-        case LinearFormat::affine4_wide:
-          launch_part<LinearFormat::affine4_wide>(*card_, args, together, false);
-          break;
-        case LinearFormat::f32:
-          break;
-      }
+      by_format(part.format, [&](auto format) { launch_part<format()>(*card_, args); });
     }
   }
 }
 
 void CudaBackend::linear_rows(View x, const Weight& weight, MutView y, bool add) {
   const CudaWeight& w = ours(weight);
-  const int padded = (w.k() + kGroupColumns - 1) / kGroupColumns * kGroupColumns;
-  const bool rounds = std::any_of(w.parts.begin(), w.parts.end(),
-                                  [](const WeightPart& p) { return p.format != LinearFormat::f32; });
-  uint16_t* rounded = nullptr;
-  if (rounds) {
-    rounded = reinterpret_cast<uint16_t*>(activations_.need(size_t(x.rows) * size_t(padded) * 2, may_grow()));
-    constexpr int kRoundThreads = 128;
-    card_->launch(round_rows_kernel,
-                  {unsigned((padded / 2 + kRoundThreads - 1) / kRoundThreads), unsigned(x.rows)},
-                  kRoundThreads, 0, RoundArgs{rows_of(x), rounded, padded, x.cols, padded});
-  }
-  product(rounded, padded, x, w, y, add);
+  product(rounded(x, w), x, w, y, add);
 }
 
 void CudaBackend::do_linear(Path, View x, const Weight& w, MutView y) { linear_rows(x, w, y, false); }

@@ -1,6 +1,7 @@
 // The inner loop of every matrix product: records of weights (weight.h) against rows of bf16 activations.
 #pragma once
 
+#include "backend/cuda/activations.cuh"
 #include "backend/cuda/weight.h"
 
 namespace tandem::cuda {
@@ -28,50 +29,23 @@ struct Record {
   }
 };
 
-// Two 8-bit codes in bytes 0 and 2 -> c - 128 as a pair of bf16, exactly: 0x4300 | low 7 bits is 128 + low 7;
-// adding -256 or -128 by the top bit gives c - 128.
-__device__ __forceinline__ uint32_t codes8_signed(uint32_t w) {
-  return add_bf16_pairs(and_or(w, 0x007f007fu, 0x43004300u), and_xor(w, 0x00800080u, 0xc380c380u));
-}
-
-// What a code lacks to be what the tensor cores multiply: 8-bit operands are c - 128, 4-bit ones c + 128.
-constexpr float code_offset(LinearFormat f) { return is_affine8(f) ? 128.0f : -128.0f; }
-
-// The A operand of step j.
+// What a lane reads of 8 activation rows and one group: the 8-column operand of steps 2 j + h. Affine: step
+// and step * sum of rows 2 t, 2 t + 1 with it. A row that is not there reads as zeros (its stats as
+// something, and is never stored).
 template <LinearFormat F>
-__device__ __forceinline__ void operand(const Record<F>& r, int j, uint32_t (&a)[4]) {
-  if constexpr (F == LinearFormat::bf16) {
-    a[0] = r.words[j].x;
-    a[1] = r.words[j].y;
-    a[2] = r.words[j].z;
-    a[3] = r.words[j].w;
-  } else if constexpr (is_affine8(F)) {
-    const uint4& w = r.words[j / 2];
-    const uint32_t first = j % 2 == 0 ? w.x : w.z, second = j % 2 == 0 ? w.y : w.w;
-    a[0] = codes8_signed(first);
-    a[1] = codes8_signed(first >> 8);
-    a[2] = codes8_signed(second);
-    a[3] = codes8_signed(second >> 8);
-  } else {
-    const uint32_t w = j == 0 ? r.words[0].x : j == 1 ? r.words[0].y : j == 2 ? r.words[0].z : r.words[0].w;
-    a[0] = and_or(w, 0x000f000fu, 0x43004300u);
-    a[2] = and_or(w >> 4, 0x000f000fu, 0x43004300u);
-    a[1] = and_or(w >> 8, 0x000f000fu, 0x43004300u);
-    a[3] = and_or(w >> 12, 0x000f000fu, 0x43004300u);
-  }
-}
-
-// A lane's part of 8 activation rows and one group: B of steps 0..3.
-struct Activations {
+struct Input {
   uint32_t b[4][2];
+  float step[2], shift[2];
 
-  // `row` points to the first column of the group in the row of this lane's g; null: a row of zeros.
-  __device__ __forceinline__ void load(const uint16_t* row) {
+  // `row` is this lane's g.
+  __device__ __forceinline__ void load(const ActivationRows& x, int row, bool there, int group) {
     const int t = lane_id() % 4;
     uint4 first = make_uint4(0, 0, 0, 0), second = first;
-    if (row != nullptr) {
-      first = *reinterpret_cast<const uint4*>(row + t * 8);
-      second = *reinterpret_cast<const uint4*>(row + 32 + t * 8);
+    if (there) {
+      const uint16_t* rows = F == LinearFormat::bf16 ? x.bf16 : x.f16;
+      const uint16_t* at = rows + (int64_t(row) * x.groups + group) * kGroupColumns + t * 8;
+      first = *reinterpret_cast<const uint4*>(at);
+      second = *reinterpret_cast<const uint4*>(at + 32);
     }
     b[0][0] = first.x;
     b[0][1] = first.y;
@@ -81,49 +55,105 @@ struct Activations {
     b[2][1] = second.y;
     b[3][0] = second.z;
     b[3][1] = second.w;
+    if constexpr (is_affine(F)) {
+      const float4 s =
+          *reinterpret_cast<const float4*>(x.stats + int64_t(group) * x.stats_rows + row / 8 * 8 + 2 * t);
+      step[0] = s.x;
+      shift[0] = s.y;
+      step[1] = s.z;
+      shift[1] = s.w;
+    }
   }
 };
 
-// Adds the products of `kTiles` records with `kColumns` times 8 rows to acc. Per group of 32 or 64 columns
-// one exact-operand sum, then acc = fma(scale, sum of (code - offset) x, fma(bias + offset scale, sum of x,
-// acc)).
+// Codes become fp16 numbers by their bits: 0x6400 | c is 1024 + c, from which 1024 is taken away; 0x4c00 | c
+// << 6 is 16 + c, which stays (a sum that 1024 is part of would lose digits of small codes).
+constexpr float code_offset(LinearFormat f) { return is_affine4(f) ? 16.0f : 0.0f; }
+
+// The 16-row operand of step s = 2 j + h.
+template <LinearFormat F>
+__device__ __forceinline__ void operand(const Record<F>& r, int s, uint32_t (&a)[4]) {
+  if constexpr (F == LinearFormat::bf16) {
+    a[0] = r.words[s].x;
+    a[1] = r.words[s].y;
+    a[2] = r.words[s].z;
+    a[3] = r.words[s].w;
+  } else if constexpr (is_affine8(F)) {
+    const uint4& w = r.words[s / 2];
+    const uint32_t low = s % 2 == 0 ? w.x : w.z, high = s % 2 == 0 ? w.y : w.w;  // rows g and g + 8
+    const auto codes = [](uint32_t w, uint32_t which) {
+      return subtract_f16_pairs(pick_bytes(w, 0x64646464u, which), 0x64006400u);
+    };
+    a[0] = codes(low, 0x4140u);
+    a[1] = codes(high, 0x4140u);
+    a[2] = codes(low, 0x4342u);
+    a[3] = codes(high, 0x4342u);
+  } else {
+    const uint32_t low = s / 2 == 0 ? r.words[0].x : r.words[0].z,
+                   high = s / 2 == 0 ? r.words[0].y : r.words[0].w;
+    const auto code = [](uint32_t shifted) { return (shifted & 0x03c003c0u) | 0x4c004c00u; };
+    if (s % 2 == 0) {
+      a[0] = code(low << 6);
+      a[1] = code(high << 6);
+      a[2] = code(low << 2);
+      a[3] = code(high << 2);
+    } else {
+      a[0] = code(low >> 2);
+      a[1] = code(high >> 2);
+      a[2] = code(low >> 6);
+      a[3] = code(high >> 6);
+    }
+  }
+}
+
+// Adds the products of kTiles records with kColumns times 8 rows to acc. Affine: per group of 64 columns
+// (wide: 32) the sum of (offset + code) q, then acc = fma(scale * step, sum, fma(bias - offset * scale, step
+// * sum of q, acc)). Each half of a wide group has its own bias, and takes its own sum of q from a product
+// with ones.
 template <LinearFormat F, int kTiles, int kColumns>
 __device__ __forceinline__ void multiply_group(const Record<F> (&records)[kTiles],
-                                               const Activations (&x)[kColumns],
+                                               const Input<F> (&x)[kColumns],
                                                float (&acc)[kTiles][kColumns][4]) {
-  if constexpr (!is_affine(F)) {
+  if constexpr (F == LinearFormat::bf16) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int s = 0; s < 4; ++s) {
 #pragma unroll
       for (int r = 0; r < kTiles; ++r) {
         uint32_t a[4];
-        operand(records[r], j, a);
+        operand(records[r], s, a);
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) mma_bf16(acc[r][n], a, x[n].b[j][0], x[n].b[j][1]);
+        for (int n = 0; n < kColumns; ++n) mma_bf16(acc[r][n], a, x[n].b[s][0], x[n].b[s][1]);
       }
     }
   } else {
     constexpr int kHalves = is_wide(F) ? 2 : 1, kSteps = 4 / kHalves;
-    const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      float sums[kColumns][4] = {};
+      float shift[kColumns][2];
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
+        if constexpr (is_wide(F)) {
+          const uint32_t ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+          float sums[4] = {};
 #pragma unroll
-        for (int j = half * kSteps; j < (half + 1) * kSteps; ++j) {
-          mma_bf16(sums[n], ones, x[n].b[j][0], x[n].b[j][1]);
+          for (int s = half * kSteps; s < (half + 1) * kSteps; ++s)
+            mma_f16(sums, ones, x[n].b[s][0], x[n].b[s][1]);
+          shift[n][0] = x[n].step[0] * sums[0];
+          shift[n][1] = x[n].step[1] * sums[1];
+        } else {
+          shift[n][0] = x[n].shift[0];
+          shift[n][1] = x[n].shift[1];
         }
       }
 #pragma unroll
       for (int r = 0; r < kTiles; ++r) {
         float part[kColumns][4] = {};
 #pragma unroll
-        for (int j = half * kSteps; j < (half + 1) * kSteps; ++j) {
+        for (int s = half * kSteps; s < (half + 1) * kSteps; ++s) {
           uint32_t a[4];
-          operand(records[r], j, a);
+          operand(records[r], s, a);
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) mma_bf16(part[n], a, x[n].b[j][0], x[n].b[j][1]);
+          for (int n = 0; n < kColumns; ++n) mma_f16(part[n], a, x[n].b[s][0], x[n].b[s][1]);
         }
         float scale[2], bias[2];  // of rows g, g + 8
         if constexpr (is_wide(F)) {
@@ -141,14 +171,61 @@ __device__ __forceinline__ void multiply_group(const Record<F> (&records)[kTiles
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float shifted = fmaf(scale[i / 2], code_offset(F), bias[i / 2]);
+          const float shifted =
+              is_affine4(F) ? fmaf(scale[i / 2], -code_offset(F), bias[i / 2]) : bias[i / 2];
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
-            acc[r][n][i] = fmaf(scale[i / 2], part[n][i], fmaf(shifted, sums[n][i % 2], acc[r][n][i]));
+            acc[r][n][i] = fmaf(scale[i / 2] * x[n].step[i % 2], part[n][i],
+                                fmaf(shifted, shift[n][i % 2], acc[r][n][i]));
           }
         }
       }
     }
+  }
+}
+
+// One value of a part's matrix, whatever its format: w = scale * code + bias, product and sum rounded. For
+// what is small or rare: embeddings, mixtures of mixed formats.
+__device__ __forceinline__ float weight_value(LinearFormat format, const std::byte* weights,
+                                              int64_t first_tile, int groups, int k, int row, int column) {
+  if (format == LinearFormat::f32) {
+    return reinterpret_cast<const float*>(weights)[(first_tile * kTileRows + row) * k + column];
+  }
+  const auto* record = reinterpret_cast<const uint8_t*>(
+      weights + ((first_tile + row / kTileRows) * groups + column / kGroupColumns) * record_bytes(format));
+  const int g = row % 8, high = row % kTileRows / 8;
+  const int in = column % kGroupColumns, j = in / 32, lane = g * 4 + in % 32 / 8, h = in % 8 / 4, e = in % 4;
+  if (format == LinearFormat::bf16) {
+    return bf16_value(*reinterpret_cast<const uint16_t*>(record + (j * 2 + h) * 512 + lane * 16 +
+                                                         (e / 2 * 2 + high) * 4 + e % 2 * 2));
+  }
+  const int code = is_affine8(format)
+                       ? record[j * 512 + lane * 16 + (h * 2 + high) * 4 + e]
+                       : record[lane * 16 + (j * 2 + high) * 4 + e % 2 * 2 + h] >> (e / 2 * 4) & 15;
+  const uint8_t* pairs = record + code_bytes(format);
+  if (is_wide(format)) {
+    const float* of_row = reinterpret_cast<const float*>(pairs + j * 128 + g * 16 + high * 8);
+    return of_row[0] * float(code) + of_row[1];
+  }
+  const uint32_t both = *reinterpret_cast<const uint32_t*>(pairs + g * 8 + high * 4);
+  return bf16_low(both) * float(code) + bf16_high(both);
+}
+
+template <class Go>
+void by_format(LinearFormat format, Go&& go) {
+  switch (format) {
+    case LinearFormat::bf16:
+      return go(std::integral_constant<LinearFormat, LinearFormat::bf16>());
+    case LinearFormat::affine8:
+      return go(std::integral_constant<LinearFormat, LinearFormat::affine8>());
+    case LinearFormat::affine8_wide:
+      return go(std::integral_constant<LinearFormat, LinearFormat::affine8_wide>());
+    case LinearFormat::affine4:
+      return go(std::integral_constant<LinearFormat, LinearFormat::affine4>());
+    case LinearFormat::affine4_wide:
+      return go(std::integral_constant<LinearFormat, LinearFormat::affine4_wide>());
+    case LinearFormat::f32:
+      return;
   }
 }
 

@@ -1,10 +1,419 @@
 // Sparse mixtures: routing and experts.
+//
+// Rows choose their experts apart from each other, and so they are computed: a block takes one row, one of
+// its experts and some outputs, as linear.cu would with a single row. Two launches: gate and up with SwiGLU
+// for all experts of all rows, the shared one as one expert more; then the down products, where a block walks
+// the experts of its row in ascending order and adds weight * product to the sum of each of its column parts
+// before the tree. Experts that rows share are read from memory once and from the cache again.
+#include <algorithm>
+
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/linear.cuh"
 #include "base/check.h"
 
 namespace tandem::cuda {
+namespace {
 
-void CudaBackend::do_moe_route(View, bool, MutView, MutView) { TD_CHECK(false, "not written"); }
-void CudaBackend::do_moe_experts(Path, const MoeExperts&) { TD_CHECK(false, "not written"); }
+constexpr int kThreads = kLinearWarps * kWarp;
+constexpr int kMaxTopK = 32;
+constexpr int kMaxParts = 4;
+
+struct RouteArgs {
+  Rows logits;
+  int n_experts, top_k;
+  bool normalise;
+  int32_t* ids;
+  int64_t ids_stride;
+  MutRows weights;
+};
+// One warp per row.
+__global__ void route_kernel(const __grid_constant__ RouteArgs a) {
+  wait_for_inputs();
+  __shared__ int chosen[kMaxTopK];
+  __shared__ float chosen_logit[kMaxTopK];
+  const int row = int(blockIdx.x), lane = lane_id();
+  const float* logits = a.logits.row(row);
+  // The next lower choice each round: lower logit, or the same logit and a higher id.
+  float last = INFINITY;
+  int last_id = -1;
+  for (int i = 0; i < a.top_k; ++i) {
+    float best = -INFINITY;
+    int best_id = a.n_experts;
+    for (int e = lane; e < a.n_experts; e += kWarp) {
+      const float l = logits[e];
+      const bool left = l < last || (l == last && e > last_id);
+      if (left && (l > best || best_id == a.n_experts)) {
+        best = l;
+        best_id = e;
+      }
+    }
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, best, distance);
+      const int other_id = __shfl_xor_sync(kAllLanes, best_id, distance);
+      const bool take = other_id < a.n_experts &&
+                        (best_id == a.n_experts || other > best || (other == best && other_id < best_id));
+      best = take ? other : best;
+      best_id = take ? other_id : best_id;
+    }
+    last = best;
+    last_id = best_id;
+    if (lane == 0) {
+      chosen[i] = best_id;
+      chosen_logit[i] = best;
+    }
+  }
+  __syncwarp();
+  const float highest = chosen_logit[0];
+  float total = 0;
+  if (a.normalise) {
+    for (int i = 0; i < a.top_k; ++i) total += exp_(chosen_logit[i] - highest);
+  } else {
+    for (int e = lane; e < a.n_experts; e += kWarp) total += exp_(logits[e] - highest);
+    total = warp_sum(total);
+  }
+  if (lane < a.top_k) {
+    int place = 0;  // among the chosen in ascending order
+    for (int i = 0; i < a.top_k; ++i) place += chosen[i] < chosen[lane];
+    a.ids[row * a.ids_stride + place] = chosen[lane];
+    a.weights.row(row)[place] = exp_(chosen_logit[lane] - highest) / total;
+  }
+}
+
+// One stack of experts of one format, or a shared expert.
+struct ExpertPart {
+  const std::byte* data;
+  int tiles, groups;  // of an expert
+};
+
+struct UpArgs {
+  ExpertPart routed, shared;  // gate and up rows; shared.data null: none
+  ExpertPart shared_gate;     // one row; data null: none, or computed elsewhere
+  const int32_t* ids;
+  int64_t ids_stride;
+  int top_k;
+  ActivationRows x;
+  float* inner;  // out [rows, slots, inner_stride]; slot top_k is the shared expert
+  int64_t inner_stride;
+  int slots;
+  float* shared_score;  // out [rows]: shared_gate x
+};
+
+// Adds to acc what this warp's part of the columns gives: kTiles tiles whose records begin at `at`, row `row`
+// of x.
+template <LinearFormat F, int kTiles>
+__device__ __forceinline__ void stream_row(const std::byte* const (&at)[kTiles], const ActivationRows& x,
+                                           int row, int groups, float (&acc)[kTiles][1][4]) {
+  const int warp = warp_id(), g = lane_id() / 4;
+  const int first = warp * groups / kLinearWarps, end = (warp + 1) * groups / kLinearWarps;
+  constexpr int kAhead = F == LinearFormat::bf16 || is_wide(F) ? 2 : 6 / kTiles;
+  Record<F> ahead[kAhead][kTiles];
+  const auto fetch = [&](Record<F>(&records)[kTiles], int group) {
+    if (group >= end) return;
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) records[r].load(at[r] + int64_t(group) * record_bytes(F));
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) fetch(ahead[i], first + i);
+  for (int base = first; base < end; base += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (base + i >= end) break;
+      Input<F> b[1];
+      b[0].load(x, row / 8 * 8 + g, g == row % 8, base + i);
+      multiply_group<F, kTiles, 1>(ahead[i], b, acc);
+      fetch(ahead[i], base + i + kAhead);
+    }
+  }
+}
+
+__device__ __forceinline__ float2 own_sums(const float (&acc)[4], int row) {
+  return row % 2 == 0 ? make_float2(acc[0], acc[2]) : make_float2(acc[1], acc[3]);
+}
+
+// A tile's sums of outputs g and g + 8 over all warps.
+template <int kTiles>
+__device__ __forceinline__ float2 tree_of_warps(float2 (&of_warps)[kLinearWarps][kTiles][8], int tile,
+                                                int g) {
+  const auto load = [&](int w) {
+    const float2 v = of_warps[w][tile][g];
+    return make_float4(v.x, v.y, 0.0f, 0.0f);
+  };
+  const float4 v = tree8(load);
+  return make_float2(v.x, v.y);
+}
+
+template <LinearFormat F>
+__global__ void __launch_bounds__(kThreads, 2) expert_up_kernel(const __grid_constant__ UpArgs a) {
+  __shared__ float2 of_warps[kLinearWarps][2][8];
+  const int row = int(blockIdx.z), slot = int(blockIdx.y), g = lane_id() / 4, t = lane_id() % 4;
+  wait_for_inputs();
+  let_next_start();
+  const bool is_score = slot == a.slots, is_shared = slot == a.top_k;
+  if (is_score && blockIdx.x > 0) return;
+  const ExpertPart part = is_score ? a.shared_gate : is_shared ? a.shared : a.routed;
+  const int half = part.tiles / 2, tile = int(blockIdx.x);
+  if (!is_score && tile >= half) {  // columns that pad the rows of the down product
+    if (threadIdx.x < kTileRows) {
+      a.inner[(int64_t(row) * a.slots + slot) * a.inner_stride + tile * kTileRows + int(threadIdx.x)] = 0;
+    }
+    return;
+  }
+  const int64_t expert = is_score || is_shared ? 0 : a.ids[row * a.ids_stride + slot];
+  const int64_t of_tile = int64_t(part.groups) * record_bytes(F);
+  const std::byte* base = part.data + expert * part.tiles * of_tile;
+  const std::byte* const at[2] = {base + tile * of_tile, base + (is_score ? 0 : half + tile) * of_tile};
+  float acc[2][1][4] = {};
+  stream_row<F, 2>(at, a.x, row, part.groups, acc);
+  if (t == row % 8 / 2) {
+    of_warps[warp_id()][0][g] = own_sums(acc[0][0], row);
+    of_warps[warp_id()][1][g] = own_sums(acc[1][0], row);
+  }
+  __syncthreads();
+  if (threadIdx.x >= 8) return;
+  const int i = int(threadIdx.x);
+  const float2 gate = tree_of_warps<2>(of_warps, 0, i), up = tree_of_warps<2>(of_warps, 1, i);
+  if (is_score) {
+    if (i == 0) a.shared_score[row] = gate.x;
+    return;
+  }
+  float* inner = a.inner + (int64_t(row) * a.slots + slot) * a.inner_stride + tile * kTileRows;
+  inner[i] = silu(gate.x) * up.x;
+  inner[i + 8] = silu(gate.y) * up.y;
+}
+
+struct DownArgs {
+  ExpertPart routed, shared;
+  const int32_t* ids;
+  int64_t ids_stride;
+  Rows choice_weights;
+  const float* shared_score;
+  int top_k, slots;
+  ActivationRows rounded;  // [rows * slots]
+  MutRows residual;
+  int n_outputs;
+};
+template <LinearFormat F>
+__global__ void __launch_bounds__(kThreads, 2) expert_down_kernel(const __grid_constant__ DownArgs a) {
+  __shared__ float2 of_warps[kLinearWarps][1][8];
+  const int row = int(blockIdx.y), tile = int(blockIdx.x), g = lane_id() / 4, t = lane_id() % 4;
+  wait_for_inputs();
+  let_next_start();
+  float2 sum = make_float2(0.0f, 0.0f);
+  for (int slot = 0; slot < a.slots; ++slot) {
+    const bool is_shared = slot == a.top_k;
+    const ExpertPart part = is_shared ? a.shared : a.routed;
+    const int64_t expert = is_shared ? 0 : a.ids[row * a.ids_stride + slot];
+    const float weight = is_shared ? sigmoid(a.shared_score[row]) : a.choice_weights.row(row)[slot];
+    const std::byte* const at[1] = {part.data +
+                                    (expert * part.tiles + tile) * part.groups * int64_t(record_bytes(F))};
+    float acc[1][1][4] = {};
+    stream_row<F, 1>(at, a.rounded, row * a.slots + slot, part.groups, acc);
+    const float2 v = own_sums(acc[0][0], row * a.slots + slot);
+    // Slots lie in different columns: those of the lane that has this one's go to the lanes of t = 0.
+    const int from = g * 4 + (row * a.slots + slot) % 8 / 2;
+    sum.x = fmaf(weight, __shfl_sync(kAllLanes, v.x, from), sum.x);
+    sum.y = fmaf(weight, __shfl_sync(kAllLanes, v.y, from), sum.y);
+  }
+  if (t == 0) of_warps[warp_id()][0][g] = sum;
+  __syncthreads();
+  if (threadIdx.x >= 8) return;
+  const int i = int(threadIdx.x), output = tile * kTileRows + i;
+  const float2 v = tree_of_warps<1>(of_warps, 0, i);
+  float* y = a.residual.row(row);
+  if (output < a.n_outputs) y[output] += v.x;
+  if (output + 8 < a.n_outputs) y[output + 8] += v.y;
+}
+
+// ---- any formats: a warp per output, values one by one ----
+
+struct AnyPart {
+  const std::byte* data;
+  LinearFormat format;
+  int first, n, tiles, groups;
+};
+struct AnyWeight {
+  AnyPart parts[kMaxParts];
+  int n_parts, n, k, n_slices;
+};
+
+// Sums over the slices of output `output` of expert `expert`, in every lane.
+template <class Input>
+__device__ void slice_sums(const AnyWeight& w, int64_t expert, int output, Input&& x, float (&sums)[8]) {
+  int p = 0;
+  while (output >= w.parts[p].first + w.parts[p].n) ++p;
+  const AnyPart& part = w.parts[p];
+  const int width = w.k / w.n_slices;
+  for (int s = 0; s < w.n_slices; ++s) {
+    float sum = 0;
+    for (int c = s * width + lane_id(); c < (s + 1) * width; c += kWarp) {
+      const float v = part.format == LinearFormat::f32 ? x(c) : bf16_value(bf16_bits(x(c)));
+      sum = fmaf(
+          v,
+          weight_value(part.format, part.data, expert * part.tiles, part.groups, w.k, output - part.first, c),
+          sum);
+    }
+    sums[s] = warp_sum(sum);
+  }
+}
+__device__ __forceinline__ float slice_tree(float (&sums)[8], int n) {
+  for (; n > 1; n /= 2) {
+    for (int i = 0; i < n / 2; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  }
+  return sums[0];
+}
+
+struct AnyUpArgs {
+  AnyWeight routed, shared, shared_gate;
+  const int32_t* ids;
+  int64_t ids_stride;
+  Rows x;
+  int top_k, slots;
+  float* inner;  // [rows, slots, inner_stride]
+  int64_t inner_stride;
+  float* shared_score;
+};
+__global__ void any_up_kernel(const __grid_constant__ AnyUpArgs a) {
+  wait_for_inputs();
+  const int row = int(blockIdx.z), slot = int(blockIdx.y), output = int(blockIdx.x);
+  const bool is_score = slot == a.slots, is_shared = slot == a.top_k;
+  const float* x = a.x.row(row);
+  const auto input = [&](int c) { return x[c]; };
+  float sums[8];
+  if (is_score) {
+    if (output > 0) return;
+    slice_sums(a.shared_gate, 0, 0, input, sums);
+    if (lane_id() == 0) a.shared_score[row] = slice_tree(sums, a.shared_gate.n_slices);
+    return;
+  }
+  const AnyWeight& w = is_shared ? a.shared : a.routed;
+  const int width = w.n / 2;
+  if (output >= width) return;
+  const int64_t expert = is_shared ? 0 : a.ids[row * a.ids_stride + slot];
+  slice_sums(w, expert, output, input, sums);
+  const float gate = slice_tree(sums, w.n_slices);
+  slice_sums(w, expert, width + output, input, sums);
+  const float up = slice_tree(sums, w.n_slices);
+  if (lane_id() == 0) a.inner[(int64_t(row) * a.slots + slot) * a.inner_stride + output] = silu(gate) * up;
+}
+
+struct AnyDownArgs {
+  AnyWeight routed, shared;
+  const int32_t* ids;
+  int64_t ids_stride;
+  Rows choice_weights;
+  const float* shared_score;
+  int top_k, slots;
+  const float* inner;
+  int64_t inner_stride;
+  MutRows residual;
+};
+__global__ void any_down_kernel(const __grid_constant__ AnyDownArgs a) {
+  wait_for_inputs();
+  const int row = int(blockIdx.y), output = int(blockIdx.x);
+  float total[8] = {};
+  for (int slot = 0; slot < a.slots; ++slot) {
+    const bool is_shared = slot == a.top_k;
+    const float weight = is_shared ? sigmoid(a.shared_score[row]) : a.choice_weights.row(row)[slot];
+    const float* inner = a.inner + (int64_t(row) * a.slots + slot) * a.inner_stride;
+    float sums[8];
+    slice_sums(
+        is_shared ? a.shared : a.routed, is_shared ? 0 : a.ids[row * a.ids_stride + slot], output,
+        [&](int c) { return inner[c]; }, sums);
+    for (int s = 0; s < a.routed.n_slices; ++s) total[s] = fmaf(weight, sums[s], total[s]);
+  }
+  if (lane_id() == 0) a.residual.row(row)[output] += slice_tree(total, a.routed.n_slices);
+}
+
+AnyWeight any_weight(const Weight* weight) {
+  AnyWeight any{};
+  if (weight == nullptr) return any;
+  const CudaWeight& w = ours(*weight);
+  TD_CHECK(w.parts.size() <= size_t(kMaxParts), "an expert of %zu number formats, at most %d", w.parts.size(),
+           kMaxParts);
+  for (const WeightPart& p : w.parts)
+    any.parts[any.n_parts++] = {p.data, p.format, p.first, p.n, p.tiles, p.groups};
+  any.n = w.n();
+  any.k = w.k();
+  any.n_slices = w.n_slices();
+  return any;
+}
+
+ExpertPart expert_part(const Weight* w) {
+  if (w == nullptr) return {};
+  const WeightPart& p = ours(*w).parts[0];
+  return {p.data, p.tiles, p.groups};
+}
+
+// Whether all these weights are of one part and one format that the tensor cores take.
+bool uniform(std::initializer_list<const Weight*> weights) {
+  const LinearFormat format = ours(**weights.begin()).parts[0].format;
+  return format != LinearFormat::f32 && std::all_of(weights.begin(), weights.end(), [&](const Weight* w) {
+           return w == nullptr || (ours(*w).parts.size() == 1 && ours(*w).parts[0].format == format);
+         });
+}
+
+bool whole_tiles(const Weight* gate_up) { return gate_up == nullptr || gate_up->n() % (2 * kTileRows) == 0; }
+
+int columns(int k) { return (k + kGroupColumns - 1) / kGroupColumns * kGroupColumns; }
+
+}  // namespace
+
+void CudaBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView weights) {
+  TD_CHECK(ids.cols <= kMaxTopK, "%d experts a row, at most %d", ids.cols, kMaxTopK);
+  card_->launch(route_kernel, {unsigned(logits.rows)}, kWarp, 0,
+                RouteArgs{rows_of(logits), logits.cols, ids.cols, normalise, static_cast<int32_t*>(ids.data),
+                          ids.stride, rows_of(weights)});
+}
+
+void CudaBackend::do_moe_experts(Path, const MoeExperts& a) {
+  const MoeWeights& w = a.weights;
+  const bool shared = w.shared_down != nullptr;
+  const int rows = a.x.rows, slots = w.top_k + (shared ? 1 : 0);
+  const int width = std::max(w.down->k(), shared ? w.shared_down->k() : 0);
+  const size_t inner_stride = size_t(columns(width));
+  // A score per row, then what the experts make of each row.
+  const size_t score_bytes = (size_t(rows) * sizeof(float) + 15) / 16 * 16;
+  std::byte* memory =
+      experts_.need(score_bytes + size_t(rows) * size_t(slots) * inner_stride * sizeof(float), may_grow());
+  auto* score = reinterpret_cast<float*>(memory);
+  auto* inner = reinterpret_cast<float*>(memory + score_bytes);
+  const auto* ids = static_cast<const int32_t*>(a.ids.data);
+
+  if (!uniform({w.gate_up, w.shared_gate_up, w.shared_gate}) || !uniform({w.down, w.shared_down}) ||
+      !whole_tiles(w.gate_up) || !whole_tiles(w.shared_gate_up)) {
+    auto* inner = reinterpret_cast<float*>(memory + score_bytes);
+    card_->launch(
+        any_up_kernel, {unsigned(width), unsigned(slots + (shared ? 1 : 0)), unsigned(rows)}, kWarp, 0,
+        AnyUpArgs{any_weight(w.gate_up), any_weight(w.shared_gate_up), any_weight(w.shared_gate), ids,
+                  a.ids.stride, rows_of(a.x), w.top_k, slots, inner, int64_t(inner_stride), score});
+    card_->launch(any_down_kernel, {unsigned(w.down->n()), unsigned(rows)}, kWarp, 0,
+                  AnyDownArgs{any_weight(w.down), any_weight(w.shared_down), ids, a.ids.stride,
+                              rows_of(a.choice_weights), score, w.top_k, slots, inner, int64_t(inner_stride),
+                              rows_of(a.residual)});
+    return;
+  }
+
+  const ActivationRows x = rounded(a.x, ours(*w.gate_up));
+  const ExpertPart up = expert_part(w.gate_up), shared_up = expert_part(w.shared_gate_up);
+  const unsigned tiles = unsigned(inner_stride) / kTileRows;
+  by_format(ours(*w.gate_up).parts[0].format, [&](auto format) {
+    card_->launch(expert_up_kernel<format()>, {tiles, unsigned(slots + (shared ? 1 : 0)), unsigned(rows)},
+                  kThreads, 0,
+                  UpArgs{up, shared_up, expert_part(w.shared_gate), ids, a.ids.stride, w.top_k, x, inner,
+                         int64_t(inner_stride), slots, score});
+  });
+  const View all{inner, DType::f32, rows * slots, int(inner_stride), int64_t(inner_stride)};
+  const CudaWeight& down = ours(*w.down);
+  const ActivationRows inner_rows =
+      activation_rows(all.rows, all.cols, down.takes_bf16(), down.takes_f16(), may_grow());
+  round_rows(all, all.cols, inner_rows);
+  by_format(ours(*w.down).parts[0].format, [&](auto format) {
+    card_->launch(expert_down_kernel<format()>, {unsigned(expert_part(w.down).tiles), unsigned(rows)},
+                  kThreads, 0,
+                  DownArgs{expert_part(w.down), expert_part(w.shared_down), ids, a.ids.stride,
+                           rows_of(a.choice_weights), score, w.top_k, slots, inner_rows, rows_of(a.residual),
+                           w.down->n()});
+  });
+}
 
 }  // namespace tandem::cuda

@@ -1,10 +1,11 @@
 // What works on rows alone: copies, norms, SwiGLU.
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/norms.cuh"
 
 namespace tandem::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kNormWarps * kWarp;
 
 struct CopyArgs {
   Rows x;
@@ -20,18 +21,6 @@ __global__ void copy_rows_kernel(const __grid_constant__ CopyArgs a) {
   for (int i = int(threadIdx.x); i < a.cols; i += kThreads) y[i] = x[i];
 }
 
-// Sum of v over the block, in every thread: lanes, then warps ascending.
-__device__ __forceinline__ float block_sum(float v) {
-  __shared__ float of_warp[kThreads / kWarp];
-  v = warp_sum(v);
-  __syncthreads();
-  if (lane_id() == 0) of_warp[warp_id()] = v;
-  __syncthreads();
-  float sum = 0;
-  for (int w = 0; w < kThreads / kWarp; ++w) sum += of_warp[w];
-  return sum;
-}
-
 struct NormArgs {
   Rows x;
   Rows gain;
@@ -45,9 +34,7 @@ __global__ void rms_norm_kernel(const __grid_constant__ NormArgs a) {
   const float* x = a.x.row(r);
   const float* gain = a.gain.data;
   float* y = a.y.row(r);
-  float sum = 0;
-  for (int i = int(threadIdx.x); i < a.cols; i += kThreads) sum = fmaf(x[i], x[i], sum);
-  const float inv = inverse_root(block_sum(sum) / float(a.cols) + a.eps);
+  const float inv = inverse_norm_of_block(x, a.cols, a.eps);
   for (int i = int(threadIdx.x); i < a.cols; i += kThreads) y[i] = x[i] * inv * gain[i];
 }
 
@@ -76,9 +63,7 @@ __global__ void gated_norm_kernel(const __grid_constant__ GatedNormArgs a) {
   const float* o = a.o.row(int(blockIdx.y)) + first;
   const float* z = a.z.row(int(blockIdx.y)) + first;
   float* y = a.y.row(int(blockIdx.y)) + first;
-  float sum = 0;
-  for (int i = lane_id(); i < a.d; i += kWarp) sum = fmaf(o[i], o[i], sum);
-  const float inv = inverse_root(warp_sum(sum) / float(a.d) + a.eps);
+  const float inv = inverse_norm_of_warp(o, a.d, a.eps);
   for (int i = lane_id(); i < a.d; i += kWarp) y[i] = o[i] * inv * a.gain.data[i] * silu(z[i]);
 }
 

@@ -22,14 +22,16 @@ LinearFormat format_of(const HostMatrix& m) {
   return wide ? LinearFormat::affine4_wide : LinearFormat::affine4;
 }
 
-// The split that keeps all processors busy to the end, with as few partial sums as that allows.
+// The split that keeps all processors busy to the end, with as few partial sums as that allows. Below two
+// blocks for each processor too few loads are under way.
 int splits_for(int tiles, int groups) {
   int best = 1;
   double least = 1e9;
   for (int splits = 1; splits <= 8; splits *= 2) {
     if (splits > 1 && groups < 2 * splits * kLinearWarps) break;
-    const double rounds = double((tiles + 1) / 2) * splits / kProcessors;
-    const double cost = std::ceil(rounds) / rounds + 0.02 * std::log2(splits);
+    const double rounds = double(tiles) * splits / kProcessors;
+    const double cost =
+        std::ceil(rounds) / rounds + 0.06 * std::log2(splits) + 0.3 * std::max(0.0, 1.9 - rounds);
     if (cost < least - 0.01) {
       least = cost;
       best = splits;
@@ -80,29 +82,24 @@ __global__ void place_kernel(const __grid_constant__ PlaceArgs a) {
   std::byte* record =
       a.out + (int64_t(a.first_tile + at / kTileRows) * a.groups + group) * record_bytes(a.format);
   auto* bytes = reinterpret_cast<uint8_t*>(record);
-  for (int j = 0; j < 4; ++j) {
-    for (int t = 0; t < 4; ++t) {
-      const int lane = g * 4 + t;
-      for (int e = 0; e < 4; ++e) {
-        const int c = group * kGroupColumns + 32 * (j / 2) + 8 * t + 4 * (j % 2) + e;
-        if (c >= a.k) continue;
-        if (a.format == LinearFormat::bf16) {
-          uint8_t* to = bytes + j * 512 + lane * 16 + (e / 2 * 2 + high) * 4 + e % 2 * 2;
-          to[0] = source[int64_t(c) * 2];
-          to[1] = source[int64_t(c) * 2 + 1];
-          continue;
-        }
-        const int64_t bit = int64_t(c) * a.bits;
-        uint32_t code = source[bit / 8] >> (bit % 8);
-        if (bit % 8 + a.bits > 8) code |= uint32_t(source[bit / 8 + 1]) << (8 - bit % 8);
-        code &= (1u << a.bits) - 1u;
-        if (is_affine8(a.format)) {
-          const int word = j * 2 + e / 2;
-          bytes[word / 4 * 512 + lane * 16 + word % 4 * 4 + e % 2 * 2 + high] = uint8_t(code);
-        } else {
-          bytes[lane * 16 + j * 4 + e % 2 * 2 + high] |= uint8_t(code << (e / 2 * 4));
-        }
-      }
+  for (int in = 0; in < kGroupColumns; ++in) {
+    const int c = group * kGroupColumns + in;
+    if (c >= a.k) break;
+    const int j = in / 32, t = in % 32 / 8, h = in % 8 / 4, e = in % 4, lane = g * 4 + t;
+    if (a.format == LinearFormat::bf16) {
+      uint8_t* to = bytes + (j * 2 + h) * 512 + lane * 16 + (e / 2 * 2 + high) * 4 + e % 2 * 2;
+      to[0] = source[int64_t(c) * 2];
+      to[1] = source[int64_t(c) * 2 + 1];
+      continue;
+    }
+    const int64_t bit = int64_t(c) * a.bits;
+    uint32_t code = source[bit / 8] >> (bit % 8);
+    if (bit % 8 + a.bits > 8) code |= uint32_t(source[bit / 8 + 1]) << (8 - bit % 8);
+    code &= (1u << a.bits) - 1u;
+    if (is_affine8(a.format)) {
+      bytes[j * 512 + lane * 16 + (h * 2 + high) * 4 + e] = uint8_t(code);
+    } else {
+      bytes[lane * 16 + (j * 2 + high) * 4 + e % 2 * 2 + h] |= uint8_t(code << (e / 2 * 4));
     }
   }
   if (!is_affine(a.format)) return;
@@ -222,6 +219,14 @@ CudaWeight::~CudaWeight() {
     if (part.data != nullptr) card_->release(part.data);
   }
   if (bias != nullptr) card_->release(reinterpret_cast<std::byte*>(bias));
+}
+
+bool CudaWeight::takes_bf16() const {
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const WeightPart& p) { return p.format == LinearFormat::bf16; });
+}
+bool CudaWeight::takes_f16() const {
+  return std::any_of(parts.begin(), parts.end(), [](const WeightPart& p) { return p.takes_f16(); });
 }
 
 size_t CudaWeight::bytes() const {

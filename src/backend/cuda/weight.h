@@ -1,17 +1,16 @@
 // A matrix as the kernels stream it.
 //
 // A *record* is 16 output rows (a tile) by 64 columns (a group), in the order in which the lanes of a warp
-// feed mma_bf16: step j = 0..3, lane = 4 g + t holds of rows g and g + 8 the columns
-//   k(j, t, e) = 32 (j / 2) + 8 t + 4 (j % 2) + e,  e = 0..3   (a[0], a[1]: e = 0, 1; a[2], a[3]: e = 2, 3)
+// feed the tensor cores: lane 4 g + t holds of rows g and g + 8 the columns
+//   32 j + 8 t + 4 h + e,   j, h = 0, 1;  e = 0 .. 3
 // so that a lane's columns of an activation row are two runs of 8. Bytes of a record, lanes together:
-//   bf16     2048: step j, lane: 16 bytes a[0..3]
-//   affine8  1024: lane: 8 words, word 2 j + e / 2 = codes {g e, g+8 e, g e+1, g+8 e+1}; words 0..3 first for
-//   all lanes affine4   512: lane: 4 words, word j, nibble of byte 2 (e % 2) + (row / 8): low for e < 2, high
-//   for e >= 2
+//   bf16     2048: step 2 j + h, lane: 8 values {g e 0, 1; g+8 e 0, 1; g e 2, 3; g+8 e 2, 3}
+//   affine8  1024: j, lane: 16 codes, byte 4 (2 h + row / 8) + e
+//   affine4   512: lane: 4 words, word 2 j + row / 8, code at bit 16 (e % 2) + 4 (2 h + e / 2)
 // Affine records go on with scale and bias of each row: narrow, 64 bytes, bf16 pairs, [g][row / 8]; wide, 256
-// bytes, fp32 pairs, [32 columns][g][row / 8]. Codes of 5 and 6 bits lie as 8, of 2 and 3 as 4: their values
-// stay. A part is [expert][tile][group] records; columns and rows that pad are zero. f16 and f32 matrices are
-// plain fp32, row-major.
+// bytes, fp32 pairs, [j][g][row / 8]. Codes of 5 and 6 bits lie as 8, of 2 and 3 as 4: their values stay. A
+// part is [expert][tile][group] records; columns and rows that pad are zero. f16 and f32 matrices are plain
+// fp32, row-major.
 #pragma once
 
 #include <vector>
@@ -47,6 +46,7 @@ struct WeightPart {
   LinearFormat format = LinearFormat::bf16;
   int first = 0, n = 0;
   int tiles = 0, groups = 0;  // of an expert
+  bool takes_f16() const { return is_affine(format); }
   // How a product is cut (the order of its sums, so by shape alone): columns into n_splits x kLinearWarps
   // parts.
   int n_splits = 1;
@@ -61,6 +61,10 @@ class CudaWeight final : public Weight {
   ~CudaWeight() override;
 
   size_t bytes() const override;
+  // In which forms the activations of a product are read (activations.cuh).
+  bool takes_bf16() const;
+  bool takes_f16() const;
+  int groups() const { return (k() + kGroupColumns - 1) / kGroupColumns; }
 
   std::vector<WeightPart> parts;
   float* bias = nullptr;  // [n] or null

@@ -149,13 +149,13 @@ Json row(const LoadedModel& model, const DecodeTest& test, const Timing& timing,
   return out;
 }
 
-Status bench_shape(const Flags& flags, LoadedModel& model, BandwidthTest& bandwidth, int batch, int context,
+Status bench_shape(const Flags& flags, LoadedModel& model, BandwidthTest* host, int batch, int context,
                    std::vector<Json>& rows) {
   TD_ASSIGN_OR_RETURN(const std::unique_ptr<DecodeTest> test, DecodeTest::create(model, batch, context));
   Timing quiet, busy;
   std::vector<double> read;
   for (int round = 0; round < flags.common.rounds; ++round) {
-    read.push_back(bandwidth.read_gb_per_s(2));
+    read.push_back(host != nullptr ? host->read_gb_per_s(2) : model.backend->read_gb_per_s());
     TD_RETURN_IF_ERROR(quiet.add(*test));
     if (flags.busy > 0) {
       TD_ASSIGN_OR_RETURN(const BusyProcesses processes, BusyProcesses::start(flags.busy));
@@ -182,11 +182,13 @@ Result<std::vector<Json>> bench(const Flags& flags) {
       TD_ASSIGN_OR_RETURN(LoadedModel model, load(flags.common, kCommand, name, threads,
                                                   {.max_rows = std::max(most, kChunkTokens),
                                                    .max_logit_rows = std::min(most, 32)}));
-      TD_ASSIGN_OR_RETURN(const std::unique_ptr<BandwidthTest> bandwidth,
-                          BandwidthTest::create(model.backend->threads()));
+      std::unique_ptr<BandwidthTest> host;  // where weights lie in host memory
+      if (model.backend->memory_is_host()) {
+        TD_ASSIGN_OR_RETURN(host, BandwidthTest::create(model.backend->threads()));
+      }
       for (const int batch : flags.batch) {
         for (const int context : flags.context) {
-          TD_RETURN_IF_ERROR(bench_shape(flags, model, *bandwidth, batch, context, rows));
+          TD_RETURN_IF_ERROR(bench_shape(flags, model, host.get(), batch, context, rows));
         }
       }
     }

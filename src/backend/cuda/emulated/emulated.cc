@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "tensor/dtype.h"
+
 namespace tandem::cuda::emulated {
 namespace {
 
@@ -166,13 +168,26 @@ uint32_t bf16_bits(float x) {
   return (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 }
 
-void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+uint32_t f16_bits(float x) { return f16_from_float(x); }
+float f16_value(uint32_t bits) { return float_from_f16(uint16_t(bits)); }
+
+uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selectors) {
+  const uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= uint32_t(both >> (selectors >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  return out;
+}
+
+namespace {
+// value(pair, i): the low (0) or high (1) number of a pair.
+template <class Value>
+void mma_16_8_16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value&& value) {
   Warp& w = warp();
   Warp::Brought& here = w.next();
   const int g = lane() / 4, t = lane() % 4;
-  const auto put = [](float* at, uint32_t pair) {
-    at[0] = __uint_as_float(pair << 16);
-    at[1] = __uint_as_float(pair & 0xffff0000u);
+  const auto put = [&](float* at, uint32_t pair) {
+    at[0] = value(pair, 0);
+    at[1] = value(pair, 1);
   };
   for (int i = 0; i < 4; ++i) put(&here.a[g + i % 2 * 8][2 * t + i / 2 * 8], a[i]);
   put(&here.b[g][2 * t], b0);
@@ -181,6 +196,15 @@ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   for (int k = 0; k < 16; ++k) {
     for (int i = 0; i < 4; ++i) d[i] += here.a[g + i / 2 * 8][k] * here.b[2 * t + i % 2][k];
   }
+}
+}  // namespace
+
+void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_16_8_16(d, a, b0, b1,
+              [](uint32_t pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); });
+}
+void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_16_8_16(d, a, b0, b1, [](uint32_t pair, int i) { return f16_value(i ? pair >> 16 : pair & 0xffffu); });
 }
 
 void run(const char* name, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(const void*),

@@ -56,6 +56,10 @@ void sync_warp();
 uint32_t exchange(uint32_t bits, int lane);
 unsigned ballot(bool vote);
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selectors);
+uint32_t f16_bits(float x);
+float f16_value(uint32_t bits);
 uint32_t bf16_bits(float x);
 std::byte* dynamic_shared_memory();
 

@@ -1,0 +1,154 @@
+// The fused blocks: norms and SwiGLU leave their rows in the form in which the product after them reads them,
+// without a trip through fp32. Weights in fp32 go the long way, by the blocks' definitions.
+#include <algorithm>
+
+#include "backend/cuda/activations.cuh"
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/norms.cuh"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kWarps = kNormWarps;
+constexpr int kThreads = kWarps * kWarp;
+
+struct NormArgs {
+  Rows x, gain;
+  ActivationRows y;
+  int cols;
+  float eps;
+};
+// A block per row.
+__global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ NormArgs a) {
+  wait_for_inputs();
+  let_next_start();
+  const int row = int(blockIdx.x);
+  const float* x = a.x.row(row);
+  const float* gain = a.gain.data;
+  const float inv = inverse_norm_of_block(x, a.cols, a.eps);
+  for (int group = warp_id(); group < a.y.groups; group += kWarps) {
+    const int c = group * kGroupColumns + 2 * lane_id();
+    store_group(a.y, row, group, c < a.cols ? x[c] * inv * gain[c] : 0.0f,
+                c + 1 < a.cols ? x[c + 1] * inv * gain[c + 1] : 0.0f);
+  }
+}
+
+struct SwigluArgs {
+  Rows gate_up;
+  int cols;
+  ActivationRows y;
+};
+// A warp per row and group.
+__global__ void __launch_bounds__(kThreads) swiglu_kernel(const __grid_constant__ SwigluArgs a) {
+  wait_for_inputs();
+  let_next_start();
+  const int group = int(blockIdx.x) * kWarps + warp_id(), row = int(blockIdx.y);
+  if (group >= a.y.groups) return;
+  const float* gate = a.gate_up.row(row);
+  const float* up = gate + a.cols;
+  const int c = group * kGroupColumns + 2 * lane_id();
+  store_group(a.y, row, group, c < a.cols ? silu(gate[c]) * up[c] : 0.0f,
+              c + 1 < a.cols ? silu(gate[c + 1]) * up[c + 1] : 0.0f);
+}
+
+struct GatedNormArgs {
+  Rows o, z, gain;
+  int d, heads;  // d: a multiple of 64, at most 256
+  float eps;
+  ActivationRows y;
+};
+// A warp per head and row.
+__global__ void __launch_bounds__(kThreads) gated_norm_kernel(const __grid_constant__ GatedNormArgs a) {
+  wait_for_inputs();
+  let_next_start();
+  const int head = int(blockIdx.x) * kWarps + warp_id(), row = int(blockIdx.y), lane = lane_id();
+  if (head >= a.heads) return;
+  const float* o = a.o.row(row) + head * a.d;
+  const float* z = a.z.row(row) + head * a.d;
+  const float* gain = a.gain.data;
+  const float inv = inverse_norm_of_warp(o, a.d, a.eps);
+  for (int c = 2 * lane; c < a.d; c += kGroupColumns) {
+    store_group(a.y, row, (head * a.d + c) / kGroupColumns, o[c] * inv * gain[c] * silu(z[c]),
+                o[c + 1] * inv * gain[c + 1] * silu(z[c + 1]));
+  }
+}
+
+}  // namespace
+
+bool CudaBackend::takes_rounded_rows(const CudaWeight& w) const {
+  return std::none_of(w.parts.begin(), w.parts.end(),
+                      [](const WeightPart& p) { return p.format == LinearFormat::f32; });
+}
+
+ActivationRows CudaBackend::rounded_norm(View x, View gain, float eps, const CudaWeight& w) {
+  const ActivationRows y = activation_rows(x.rows, w);
+  card_->launch(norm_kernel, {unsigned(x.rows)}, kThreads, 0,
+                NormArgs{rows_of(x), rows_of(gain), y, x.cols, eps});
+  return y;
+}
+
+ActivationRows CudaBackend::rounded_swiglu(View gate_up, const CudaWeight& w) {
+  const ActivationRows y = activation_rows(gate_up.rows, w);
+  card_->launch(swiglu_kernel, {unsigned((y.groups + kWarps - 1) / kWarps), unsigned(gate_up.rows)}, kThreads,
+                0, SwigluArgs{rows_of(gate_up), gate_up.cols / 2, y});
+  return y;
+}
+
+void CudaBackend::do_delta_inputs(const Step& step, const DeltaInputs& a, Scratch& s) {
+  const CudaWeight& w = ours(*a.projection);
+  if (!takes_rounded_rows(w)) return Backend::do_delta_inputs(step, a, s);
+  const int rows = step.n_rows;
+  const MutView projection = first_part(s.wide, rows, a.shape.projection_dim());
+  product(rounded_norm(a.x, a.gain, a.eps, w), {}, w, projection, false);
+  delta_conv(step, {.shape = a.shape,
+                    .projection = projection,
+                    .conv_weight = a.conv_weight,
+                    .a_log = a.a_log,
+                    .dt_bias = a.dt_bias,
+                    .state = a.state,
+                    .qkv = first_part(s.qkv, rows, a.shape.conv_dim()),
+                    .log_decay = first_part(s.heads, rows, a.shape.n_v_heads),
+                    .beta = first_part(s.heads2, rows, a.shape.n_v_heads)});
+}
+
+void CudaBackend::do_delta_output(const Step& step, const DeltaOutput& a, Scratch& s) {
+  const CudaWeight& w = ours(*a.projection);
+  const int d = a.shape.d_v, rows = step.n_rows;
+  if (!takes_rounded_rows(w) || d % kGroupColumns != 0) return Backend::do_delta_output(step, a, s);
+  const MutView z =
+      first_part(s.wide, rows, a.shape.projection_dim()).col_range(a.shape.conv_dim(), a.shape.value_dim());
+  const ActivationRows y = activation_rows(rows, w);
+  const int heads = a.shape.n_v_heads;
+  card_->launch(gated_norm_kernel, {unsigned((heads + kWarps - 1) / kWarps), unsigned(rows)}, kThreads, 0,
+                GatedNormArgs{rows_of(View(s.inner)), rows_of(View(z)), rows_of(a.gain), d, heads, a.eps, y});
+  product(y, {}, w, a.x, true);
+}
+
+void CudaBackend::do_attention_inputs(const Step& step, const AttentionInputs& a, Scratch& s) {
+  const CudaWeight& w = ours(*a.projection);
+  if (!takes_rounded_rows(w)) return Backend::do_attention_inputs(step, a, s);
+  const MutView projection =
+      first_part(s.wide, step.n_rows, a.shape.q_dim() + a.gate_cols + 2 * a.shape.kv_dim());
+  product(rounded_norm(a.x, a.gain, a.eps, w), {}, w, projection, false);
+  attention_prep(step, {.shape = a.shape,
+                        .projection = projection,
+                        .gate_cols = a.gate_cols,
+                        .q_norm = a.q_norm,
+                        .k_norm = a.k_norm,
+                        .eps = a.eps,
+                        .angles = a.angles,
+                        .cache = a.cache});
+}
+
+void CudaBackend::do_mlp(const Step& step, const Mlp& a, Scratch& s) {
+  const CudaWeight& up = ours(*a.gate_up);
+  const CudaWeight& down = ours(*a.down);
+  if (!takes_rounded_rows(up) || !takes_rounded_rows(down)) {
+    return Backend::do_mlp(step, a, s);
+  }
+  const MutView gate_up = first_part(s.wide, step.n_rows, up.n());
+  product(rounded_norm(a.x, a.gain, a.eps, up), {}, up, gate_up, false);
+  product(rounded_swiglu(gate_up, down), {}, down, a.x, true);
+}
+
+}  // namespace tandem::cuda
