@@ -2,7 +2,7 @@
 // in the same process. Weights are random and rotated so that the card's cache holds none of them; times are
 // of recorded chains.
 //
-//   study_cuda_linear [--bits 8,4,16] [--rows 1,8,16,32] [--reps 7]
+//   study_cuda_linear [--bits 8,4,16] [--rows 1,8,16,32] [--reps 7] [--shapes 27B]
 //
 // share = bytes of weights / time over the read bandwidth.
 #include <fmt/format.h>
@@ -87,10 +87,12 @@ std::vector<std::byte> random_bytes(size_t n, bool halves) {
 int main(int argc, char** argv) {
   std::vector<int> bits{8, 4, 16}, row_counts{1, 8, 16, 32};
   int reps = 7;
+  std::string shapes;
   CLI::App app("Matrix products of the cuda backend");
   app.add_option("--bits", bits)->delimiter(',');
   app.add_option("--rows", row_counts)->delimiter(',');
   app.add_option("--reps", reps);
+  app.add_option("--shapes", shapes, "only those whose name has this in it");
   CLI11_PARSE(app, argc, argv);
   auto made = make_cuda_backend();
   if (!made.ok()) {
@@ -106,6 +108,7 @@ int main(int argc, char** argv) {
   for (const int b : bits) {
     for (const Shape& s : kShapes) {
       if (size_t(s.n) * size_t(s.k) * size_t(b) / 8 > data.size()) continue;
+      if (std::string(s.name).find(shapes) == std::string::npos) continue;
       HostMatrix m{.name = s.name, .n = s.n, .k = s.k, .dtype = DType::bf16, .data = data.data()};
       if (b < 16) {
         m.bits = b;

@@ -98,6 +98,7 @@ class CudaBackend final : public Backend {
   void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
   void do_attention_inputs(const Step& step, const AttentionInputs& args, Scratch& scratch) override;
   void do_mlp(const Step& step, const Mlp& args, Scratch& scratch) override;
+  void do_moe(const Step& step, const Moe& args, Scratch& scratch) override;
 
  private:
   // The table of `step` on the card. Inside run() it is there already; outside it is copied now.
@@ -122,7 +123,10 @@ class CudaBackend final : public Backend {
   // Norms and SwiGLU that leave rounded rows for the product with w (rounded_rows.cu).
   bool takes_rounded_rows(const CudaWeight& w) const;
   ActivationRows rounded_norm(View x, View gain, float eps, const CudaWeight& w);
+  void rounded_norm(View x, View gain, float eps, const ActivationRows& y);
   ActivationRows rounded_swiglu(View gate_up, const CudaWeight& w);
+  // moe_experts; rounded_x: the rows x as the gate and up products read them, or null.
+  void experts(const MoeExperts& args, const ActivationRows* rounded_x);
   void reserve_linear(const CudaWeight& w, int max_rows);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 
@@ -142,6 +146,8 @@ class CudaBackend final : public Backend {
   int scratch_epoch_ = 0;  // changes when scratch moves
   std::pair<int, int> recordings_epoch_ = {0,
                                            0};  // what the recordings were made under: of stage, of scratch
+
+  std::byte* landing_ = nullptr;  // page-locked: what copy_out brings back first comes here
 
   // Scratch of the kernel families; each is used within one operation only.
   Scratchpad staging_;      // pack: rows on their way

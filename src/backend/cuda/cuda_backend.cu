@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/weight.h"
@@ -21,6 +22,7 @@ int bucket_of(int n_keys) {
   return bucket;
 }
 
+constexpr size_t kLandingBytes = size_t{8} << 20;
 constexpr size_t kMaxRecordings = 512;  // then all are made anew: owners come and go
 
 void release(void* card, std::byte* data, size_t) { static_cast<Card*>(card)->release(data); }
@@ -56,7 +58,10 @@ CudaBackend::CudaBackend(std::unique_ptr<Card> card, DeltaForm delta)
       rows_(*card_, scratch_epoch_),
       experts_(*card_, scratch_epoch_) {}
 
-CudaBackend::~CudaBackend() { card_->wait(); }
+CudaBackend::~CudaBackend() {
+  card_->wait();
+  if (landing_ != nullptr) card_->release_host(landing_);
+}
 
 std::string CudaBackend::description() const {
   const CardInfo& info = card_->info();
@@ -81,7 +86,13 @@ void CudaBackend::copy_in(std::byte* device, std::span<const std::byte> host) {
 }
 
 void CudaBackend::copy_out(std::span<std::byte> host, const std::byte* device) {
-  card_->copy_out(host.data(), device, host.size());
+  // By way of page-locked memory: several times faster than the driver's own detour, for logits above all.
+  if (landing_ == nullptr) landing_ = card_->allocate_host(kLandingBytes);
+  for (size_t done = 0; done < host.size(); done += kLandingBytes) {
+    const size_t bytes = std::min(kLandingBytes, host.size() - done);
+    card_->copy_out(landing_, device + done, bytes);
+    std::memcpy(host.data() + done, landing_, bytes);
+  }
 }
 
 void CudaBackend::zero(std::byte* device, size_t bytes) { card_->zero(device, bytes); }

@@ -2,9 +2,9 @@
 //
 // One kernel for 1 .. 32 rows: weights are the 16-row operand of the tensor cores, activation rows their 8
 // columns, so that more rows are only more columns and no sum's order depends on them. A warp streams records
-// straight from memory into registers, a few ahead. A block's 8 warps take 8 consecutive parts of the
-// columns; with n_splits blocks to a tile there are 8 n_splits parts, part p from floor(p groups / (8
-// n_splits)) on: k-slices are unions of parts. Parts are added in a binary tree, over warps in shared memory,
+// straight from memory into registers, a few ahead, also across the tiles it works on. A tile's columns are
+// cut into 8 n_splits parts, part p from floor(p groups / (8 n_splits)) on: k-slices are unions of parts.
+// Parts are added in a binary tree: in a warp that has several, over the warps of a block in shared memory,
 // over blocks by the last to arrive.
 #include "backend/cuda/linear.cuh"
 
@@ -17,14 +17,14 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = kLinearWarps * kWarp;
-constexpr int kBlocksPerProcessor = 2;
 constexpr int kRowsAtOnce = 32;
 
 struct LinearArgs {
   const std::byte* weights;
   ActivationRows x;
   int n_rows, n_outputs;  // rows of x; rows of the part
-  int tiles, groups, n_splits, n_units;
+  int tiles, groups, n_units;
+  int split_bits;      // n_splits = 1 << split_bits
   float4* partials;    // [unit, split, pair, lane]
   unsigned* counters;  // [unit, pair]
   MutRows y;
@@ -40,131 +40,161 @@ __device__ __forceinline__ void store(const LinearArgs& a, int row, int output, 
   *y = a.add ? *y + v : v;
 }
 
-// Where a warp stands in its stream of records: item after item, one group at a time.
-template <int kTiles>
+// Where a warp stands in its stream of records: item after item, part after part, one group at a time.
+template <int kTiles, int kRowWarps>
 struct Place {
-  int item, step, count;  // count: groups of this warp's part of the item
-  int group;              // the first of them
-  const std::byte* at[kTiles];
+  int item, part, step, count;  // part of the item's kRowWarps; count: groups of the part
+  int group;                    // of `step`
+  const std::byte* at;          // record of the first tile; the others lie a tile's length apart
 
   __device__ __forceinline__ void enter(const LinearArgs& a, int bytes_of_record) {
-    if (item >= a.n_units * a.n_splits) return;
-    const int unit = item / a.n_splits, n_parts = a.n_splits * kLinearWarps;
-    const int part = (item - unit * a.n_splits) * kLinearWarps + warp_id();
-    group = part * a.groups / n_parts;
-    count = (part + 1) * a.groups / n_parts - group;
     step = 0;
-#pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-      const int tile =
-          min(unit * kTiles + r, a.tiles - 1);  // the last unit may have a tile too many: not stored
-      at[r] = a.weights + (int64_t(tile) * a.groups + group) * bytes_of_record;
-    }
+    count = 0;
+    if (item >= a.n_units << a.split_bits) return;
+    const int row_warp = warp_id() % kRowWarps, column_warp = warp_id() / kRowWarps;
+    const int split = item & ((1 << a.split_bits) - 1), unit = item >> a.split_bits;
+    const int p = split * kLinearWarps + column_warp * kRowWarps + part,
+              bits = a.split_bits + kLinearWarpBits;
+    const int first = p * a.groups >> bits;
+    count = ((p + 1) * a.groups >> bits) - first;
+    group = first;
+    at = a.weights + (int64_t((unit * kRowWarps + row_warp) * kTiles) * a.groups + first) * bytes_of_record;
   }
 };
 
-template <LinearFormat F, int kTiles, int kColumns, int kAhead>
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    linear_kernel(const __grid_constant__ LinearArgs a) {
-  constexpr int kPairs = kTiles * kColumns;  // (tile, 8 rows): fragments that the warps hold parts of
-  __shared__ float4 of_warps[2][kLinearWarps][kPairs][kWarp];
+// kRowWarps of the 8 warps take different rows, each kRowWarps of the parts one after the other. kAhead:
+// groups whose records are on their way to registers.
+template <LinearFormat F, int kTiles, int kColumns, int kRowWarps, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) linear_kernel(const __grid_constant__ LinearArgs a) {
+  constexpr int kColumnWarps = kLinearWarps / kRowWarps;
+  constexpr int kPairs = kTiles * kColumns;  // (tile, 8 rows) fragments of a warp
+  __shared__ float4 sums[2][kLinearWarps][kPairs][kWarp];
   const int lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
-  const int n_items = a.n_units * a.n_splits, n_parts = a.n_splits * kLinearWarps;
-  const int steps = (a.groups + n_parts - 1) / n_parts;  // of the largest part: every warp takes as many
+  const int n_items = a.n_units << a.split_bits, n_parts = kLinearWarps << a.split_bits;
+  // Of the largest part; every warp counts as many, and a multiple of kAhead, so that a register always holds
+  // the same turn.
+  const int steps = ((a.groups + n_parts - 1) / n_parts + kAhead - 1) / kAhead * kAhead;
 
-  Record<F> ahead[kAhead][kTiles];
-  Place<kTiles> load{int(blockIdx.x), 0, 0, 0, {}};
+  Place<kTiles, kRowWarps> load{int(blockIdx.x), 0, 0, 0, 0, nullptr};
   load.enter(a, record_bytes(F));
+  const int64_t of_tile = int64_t(a.groups) * record_bytes(F);
   const auto fetch = [&](Record<F>(&records)[kTiles]) {
-    if (load.item >= n_items) return;
     if (load.step < load.count) {
 #pragma unroll
-      for (int r = 0; r < kTiles; ++r) {
-        records[r].load(load.at[r]);
-        load.at[r] += record_bytes(F);
-      }
+      for (int r = 0; r < kTiles; ++r) records[r].load(load.at + r * of_tile);
     }
-    if (++load.step == steps) {
-      load.item += int(gridDim.x);
-      load.enter(a, record_bytes(F));
-      if (load.item >= n_items) let_next_start();
-    }
+    load.at += record_bytes(F);
+    ++load.step;
   };
+  const auto next_part = [&](Place<kTiles, kRowWarps>& p) {
+    if (++p.part == kRowWarps) {
+      p.part = 0;
+      p.item += int(gridDim.x);
+    }
+    p.enter(a, record_bytes(F));
+  };
+  Record<F> ahead[kAhead][kTiles];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) fetch(ahead[i]);
+  if (load.step == steps) next_part(load);
   wait_for_inputs();
 
   float acc[kTiles][kColumns][4] = {};
+  float earlier[kRowWarps > 1 ? kTiles : 1][kColumns][4] = {};  // the sum of the part before
   int buffer = 0;
-  const auto finish = [&](int item) {
+  Place<kTiles, kRowWarps> at{int(blockIdx.x), 0, 0, 0, 0, nullptr};
+  at.enter(a, record_bytes(F));
+#pragma unroll 1
+  while (at.item < n_items) {
+#pragma unroll 1
+    for (int base = 0; base < steps; base += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (base + i < at.count) {
+          Input<F> x[kColumns];
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) {
+            x[n].load(a.x, n * 8 + g, n * 8 + g < a.n_rows, at.group + base + i);
+          }
+          multiply_group<F, kTiles, kColumns>(ahead[i], x, acc);
+        }
+        fetch(ahead[i]);
+      }
+      if (load.step == steps) next_part(load);
+    }
+    if (load.item >= n_items) let_next_start();
+    // The end of a part.
+    if constexpr (kRowWarps > 1) {
+      static_assert(kRowWarps == 2, "two parts to a warp: one sum to remember");
+      if (at.part == 0) {
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              earlier[r][n][i] = acc[r][n][i];
+              acc[r][n][i] = 0;
+            }
+          }
+        }
+        next_part(at);
+        continue;
+      }
+    }
+    const int unit = at.item >> a.split_bits;
 #pragma unroll
     for (int r = 0; r < kTiles; ++r) {
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
-        of_warps[buffer][warp][r * kColumns + n][lane] =
-            make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
+        float4 v = make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
+        if constexpr (kRowWarps > 1) {
+          v = add4(make_float4(earlier[r][n][0], earlier[r][n][1], earlier[r][n][2], earlier[r][n][3]), v);
+        }
+        sums[buffer][warp][r * kColumns + n][lane] = v;
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[r][n][i] = 0;
       }
     }
     __syncthreads();
-    const int unit = item / a.n_splits;
-    // One warp per pair; the warps take turns, so that none lags behind.
-    const int pair = (warp + kLinearWarps - item % kLinearWarps) % kLinearWarps;
-    if (pair < kPairs) {
-      float4 v = tree8([&](int w) { return of_warps[buffer][w][pair][lane]; });
-      bool whole = true;
-      if (a.n_splits > 1) {
-        a.partials[(int64_t(item) * kPairs + pair) * kWarp + lane] = v;
+    // The fragments of all rows' warps, one to a warp; the warps take turns, so that none lags behind.
+#pragma unroll 1
+    for (int f = (warp + kLinearWarps - at.item % kLinearWarps) % kLinearWarps; f < kPairs * kRowWarps;
+         f += kLinearWarps) {
+      const int rows_of = f / kPairs, pair = f % kPairs;
+      const auto of_warp = [&](int column_warp) {
+        return sums[buffer][column_warp * kRowWarps + rows_of][pair][lane];
+      };
+      float4 v = tree<kColumnWarps>(of_warp);
+      if (a.split_bits > 0) {
+        constexpr int kFragments = kPairs * kRowWarps;
+        a.partials[(int64_t(at.item) * kFragments + f) * kWarp + lane] = v;
         __threadfence();
         __syncwarp();
         unsigned arrived = 0;
-        if (lane == 0) arrived = atomicAdd(&a.counters[unit * kPairs + pair], 1u);
-        whole = __shfl_sync(kAllLanes, arrived, 0) == unsigned(a.n_splits) - 1;
-        if (whole) {
-          if (lane == 0) a.counters[unit * kPairs + pair] = 0;
-          __threadfence();
-          float4 levels[4];  // a binary counter: levels[i] holds a sum of 2^i splits
-          for (int s = 0; s < a.n_splits; ++s) {
-            v = __ldcg(&a.partials[((int64_t(unit) * a.n_splits + s) * kPairs + pair) * kWarp + lane]);
-            int level = 0;
-            for (; s >> level & 1; ++level) v = add4(levels[level], v);
-            if (level < 4) levels[level] = v;
-          }
+        unsigned* counter = &a.counters[unit * kFragments + f];
+        if (lane == 0) arrived = atomicAdd(counter, 1u);
+        if (__shfl_sync(kAllLanes, arrived, 0) != (1u << a.split_bits) - 1) continue;
+        if (lane == 0) *counter = 0;
+        __threadfence();
+        float4 levels[4];  // a binary counter: levels[i] holds a sum of 2^i splits
+        for (int s = 0; s < 1 << a.split_bits; ++s) {
+          v = __ldcg(
+              &a.partials[((int64_t(unit) * (1 << a.split_bits) + s) * kFragments + f) * kWarp + lane]);
+          int level = 0;
+          for (; s >> level & 1; ++level) v = add4(levels[level], v);
+          if (level < 4) levels[level] = v;
         }
       }
-      if (whole) {
-        const int output = (unit * kTiles + pair / kColumns) * kTileRows + g,
-                  row = pair % kColumns * 8 + 2 * t;
-        store(a, row, output, v.x);
-        store(a, row + 1, output, v.y);
-        store(a, row, output + 8, v.z);
-        store(a, row + 1, output + 8, v.w);
-      }
+      const int output = ((unit * kRowWarps + rows_of) * kTiles + pair / kColumns) * kTileRows + g;
+      const int row = pair % kColumns * 8 + 2 * t;
+      store(a, row, output, v.x);
+      store(a, row + 1, output, v.y);
+      store(a, row, output + 8, v.z);
+      store(a, row + 1, output + 8, v.w);
     }
     buffer ^= 1;
-  };
-
-  Place<kTiles> at{int(blockIdx.x), 0, 0, 0, {}};
-  at.enter(a, record_bytes(F));
-  while (at.item < n_items) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (at.item >= n_items) break;
-      if (at.step < at.count) {
-        Input<F> x[kColumns];
-#pragma unroll
-        for (int n = 0; n < kColumns; ++n)
-          x[n].load(a.x, n * 8 + g, n * 8 + g < a.n_rows, at.group + at.step);
-        multiply_group<F, kTiles, kColumns>(ahead[i], x, acc);
-      }
-      fetch(ahead[i]);
-      if (++at.step == steps) {
-        finish(at.item);
-        at.item += int(gridDim.x);
-        at.enter(a, record_bytes(F));
-      }
-    }
+    next_part(at);
   }
 }
 
@@ -233,19 +263,32 @@ __global__ void embed_kernel(const __grid_constant__ EmbedArgs a) {
   }
 }
 
+template <LinearFormat F, int kTiles, int kColumns, int kRowWarps, int kAhead, int kBlocks>
+void launch_linear(Card& card, LinearArgs& args) {
+  constexpr int kTogether = kTiles * kRowWarps;
+  args.n_units = (args.tiles + kTogether - 1) / kTogether;
+  const int blocks = std::min(args.n_units << args.split_bits, kBlocks * card.info().n_sms);
+  card.launch(linear_kernel<F, kTiles, kColumns, kRowWarps, kAhead, kBlocks>, {unsigned(blocks)}, kThreads, 0,
+              args);
+}
+
 template <LinearFormat F>
-void launch_part(Card& card, LinearArgs args) {
-  const int columns = args.n_rows <= 8 ? 1 : args.n_rows <= 16 ? 2 : 4;
-  // Two tiles share the reading of activations, where there are enough to go round.
-  const int most_blocks = kBlocksPerProcessor * card.info().n_sms;
-  const bool two = args.tiles * args.n_splits >= 2 * most_blocks;
-  args.n_units = two ? (args.tiles + 1) / 2 : args.tiles;
-  const unsigned blocks = unsigned(std::min(args.n_units * args.n_splits, most_blocks));
-  const auto go = [&](auto kernel) { card.launch(kernel, {blocks}, kThreads, 0, args); };
-  constexpr int kFew = is_wide(F) ? 1 : F == LinearFormat::bf16 ? 2 : is_affine8(F) ? 3 : 4;
-  if (columns == 1) return two ? go(linear_kernel<F, 2, 1, kFew>) : go(linear_kernel<F, 1, 1, 2 * kFew>);
-  if (columns == 2) return two ? go(linear_kernel<F, 2, 2, kFew>) : go(linear_kernel<F, 1, 2, 2 * kFew>);
-  return two ? go(linear_kernel<F, 2, 4, (kFew + 1) / 2>) : go(linear_kernel<F, 1, 4, kFew>);
+void launch_part(Card& card, LinearArgs& args) {
+  // Tiles and rows a warp takes together, groups on their way, blocks a processor holds: by measurement
+  // (bench/study/cuda_linear.cc). Whatever they are, the bits are the same.
+  constexpr bool kBf16 = F == LinearFormat::bf16, kWide = is_wide(F);
+  if (args.n_rows <= 8) {
+    if constexpr (kWide) return launch_linear<F, 2, 1, 1, 1, 3>(card, args);
+    if constexpr (kBf16) return launch_linear<F, 2, 1, 1, 1, 3>(card, args);
+    if constexpr (is_affine8(F)) return launch_linear<F, 2, 1, 1, 2, 3>(card, args);
+    return launch_linear<F, 2, 1, 1, 4, 2>(card, args);
+  }
+  if (args.n_rows <= 16) {
+    if constexpr (kBf16 || kWide) return launch_linear<F, 2, 2, 1, 1, 2>(card, args);
+    return launch_linear<F, 4, 2, 1, 1, 2>(card, args);
+  }
+  if constexpr (kBf16) return launch_linear<F, 1, 4, 2, 1, 2>(card, args);
+  return launch_linear < F, 1, 4, 1, is_affine4(F) ? 3 : 2, 2 > (card, args);
 }
 
 }  // namespace
@@ -253,11 +296,11 @@ void launch_part(Card& card, LinearArgs args) {
 void CudaBackend::reserve_linear(const CudaWeight& w, int max_rows) {
   activation_rows(max_rows, w.k(), true, true, true);
   for (const WeightPart& part : w.parts) {
-    if (part.n_splits == 1) continue;
-    constexpr int kMostColumns = kRowsAtOnce / 8;
-    const size_t pairs = size_t(part.tiles + 1) * kMostColumns;
+    if (part.split_bits == 0) continue;
+    constexpr int kMostColumns = kRowsAtOnce / 8, kMostTogether = 4;
+    const size_t pairs = size_t(part.tiles + kMostTogether) * kMostColumns;
     counters_.need(pairs * sizeof(unsigned), true);
-    partials_.need(pairs * size_t(part.n_splits) * kWarp * sizeof(float4), true);
+    partials_.need((pairs << part.split_bits) * kWarp * sizeof(float4), true);
   }
 }
 
@@ -305,20 +348,20 @@ void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& 
     }
     for (int first = 0; first < y.rows; first += kRowsAtOnce) {
       const int n = std::min(kRowsAtOnce, y.rows - first);
-      const LinearArgs args{.weights = part.data,
-                            .x = x.from_row(first),
-                            .n_rows = n,
-                            .n_outputs = part.n,
-                            .tiles = part.tiles,
-                            .groups = part.groups,
-                            .n_splits = part.n_splits,
-                            .n_units = 0,
-                            .partials = reinterpret_cast<float4*>(partials_.need(0, false)),
-                            .counters = reinterpret_cast<unsigned*>(counters_.need(0, false)),
-                            .y = rows_of(y.row_range(first, n)),
-                            .first_column = part.first,
-                            .bias = bias,
-                            .add = add};
+      LinearArgs args{.weights = part.data,
+                      .x = x.from_row(first),
+                      .n_rows = n,
+                      .n_outputs = part.n,
+                      .tiles = part.tiles,
+                      .groups = part.groups,
+                      .n_units = 0,
+                      .split_bits = part.split_bits,
+                      .partials = reinterpret_cast<float4*>(partials_.need(0, false)),
+                      .counters = reinterpret_cast<unsigned*>(counters_.need(0, false)),
+                      .y = rows_of(y.row_range(first, n)),
+                      .first_column = part.first,
+                      .bias = bias,
+                      .add = add};
       by_format(part.format, [&](auto format) { launch_part<format()>(*card_, args); });
     }
   }

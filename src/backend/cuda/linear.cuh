@@ -6,10 +6,11 @@
 
 namespace tandem::cuda {
 
-// Registers of one record as it comes from memory: codes or values, scales.
+// One record in registers: codes or values, scales. From memory directly, or from shared memory where it was
+// copied to.
 template <LinearFormat F>
 struct Record {
-  static constexpr int kWords = is_affine4(F) ? 1 : is_affine8(F) ? 2 : 4;
+  static constexpr int kWords = code_bytes(F) / (kWarp * 16);
   uint4 words[kWords];
   uint4 scales[is_wide(F) ? 2 : 1];  // narrow: .x, .y alone; dense: not used
 
@@ -233,11 +234,14 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The binary tree over 8 values, neighbours first.
-template <class Load>
-__device__ __forceinline__ float4 tree8(Load&& load) {
-  return add4(add4(add4(load(0), load(1)), add4(load(2), load(3))),
-              add4(add4(load(4), load(5)), add4(load(6), load(7))));
+// The binary tree over kCount values, neighbours first.
+template <int kCount, class Load>
+__device__ __forceinline__ float4 tree(Load&& load) {
+  if constexpr (kCount == 1) {
+    return load(0);
+  } else {
+    return add4(tree<kCount / 2>(load), tree<kCount / 2>([&](int i) { return load(kCount / 2 + i); }));
+  }
 }
 
 }  // namespace tandem::cuda

@@ -138,7 +138,7 @@ __device__ __forceinline__ float2 tree_of_warps(float2 (&of_warps)[kLinearWarps]
     const float2 v = of_warps[w][tile][g];
     return make_float4(v.x, v.y, 0.0f, 0.0f);
   };
-  const float4 v = tree8(load);
+  const float4 v = tree<kLinearWarps>(load);
   return make_float2(v.x, v.y);
 }
 
@@ -354,6 +354,12 @@ bool uniform(std::initializer_list<const Weight*> weights) {
 
 bool whole_tiles(const Weight* gate_up) { return gate_up == nullptr || gate_up->n() % (2 * kTileRows) == 0; }
 
+// Whether the tensor cores' kernels can do it: one format up, one down, gate and up rows in whole tiles.
+bool tensor_experts(const MoeWeights& w) {
+  return uniform({w.gate_up, w.shared_gate_up, w.shared_gate}) && uniform({w.down, w.shared_down}) &&
+         whole_tiles(w.gate_up) && whole_tiles(w.shared_gate_up);
+}
+
 int columns(int k) { return (k + kGroupColumns - 1) / kGroupColumns * kGroupColumns; }
 
 }  // namespace
@@ -365,7 +371,27 @@ void CudaBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView
                           ids.stride, rows_of(weights)});
 }
 
-void CudaBackend::do_moe_experts(Path, const MoeExperts& a) {
+void CudaBackend::do_moe_experts(Path, const MoeExperts& a) { experts(a, nullptr); }
+
+void CudaBackend::do_moe(const Step& step, const Moe& a, Scratch& s) {
+  const MoeWeights& w = a.weights;
+  if (!takes_rounded_rows(ours(*w.router)) || !tensor_experts(w)) return Backend::do_moe(step, a, s);
+  // The router and the experts read the same rounded rows.
+  const CudaWeight& router = ours(*w.router);
+  const CudaWeight& up = ours(*w.gate_up);
+  const int rows = step.n_rows;
+  const ActivationRows x = activation_rows(rows, up.k(), router.takes_bf16() || up.takes_bf16(),
+                                           router.takes_f16() || up.takes_f16(), may_grow());
+  rounded_norm(a.x, a.gain, a.eps, x);
+  const MutView logits = first_part(s.router, rows, router.n());
+  const MutView ids = first_part(s.choice, rows, w.top_k),
+                weights = first_part(s.choice_weight, rows, w.top_k);
+  product(x, {}, router, logits, false);
+  moe_route(logits, w.normalise, ids, weights);
+  experts({.x = a.x, .weights = w, .ids = ids, .choice_weights = weights, .residual = a.x}, &x);
+}
+
+void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) {
   const MoeWeights& w = a.weights;
   const bool shared = w.shared_down != nullptr;
   const int rows = a.x.rows, slots = w.top_k + (shared ? 1 : 0);
@@ -379,8 +405,7 @@ void CudaBackend::do_moe_experts(Path, const MoeExperts& a) {
   auto* inner = reinterpret_cast<float*>(memory + score_bytes);
   const auto* ids = static_cast<const int32_t*>(a.ids.data);
 
-  if (!uniform({w.gate_up, w.shared_gate_up, w.shared_gate}) || !uniform({w.down, w.shared_down}) ||
-      !whole_tiles(w.gate_up) || !whole_tiles(w.shared_gate_up)) {
+  if (!tensor_experts(w)) {
     auto* inner = reinterpret_cast<float*>(memory + score_bytes);
     card_->launch(
         any_up_kernel, {unsigned(width), unsigned(slots + (shared ? 1 : 0)), unsigned(rows)}, kWarp, 0,
@@ -393,7 +418,7 @@ void CudaBackend::do_moe_experts(Path, const MoeExperts& a) {
     return;
   }
 
-  const ActivationRows x = rounded(a.x, ours(*w.gate_up));
+  const ActivationRows x = rounded_x != nullptr ? *rounded_x : rounded(a.x, ours(*w.gate_up));
   const ExpertPart up = expert_part(w.gate_up), shared_up = expert_part(w.shared_gate_up);
   const unsigned tiles = unsigned(inner_stride) / kTileRows;
   by_format(ours(*w.gate_up).parts[0].format, [&](auto format) {

@@ -82,9 +82,13 @@ bool CudaBackend::takes_rounded_rows(const CudaWeight& w) const {
 
 ActivationRows CudaBackend::rounded_norm(View x, View gain, float eps, const CudaWeight& w) {
   const ActivationRows y = activation_rows(x.rows, w);
+  rounded_norm(x, gain, eps, y);
+  return y;
+}
+
+void CudaBackend::rounded_norm(View x, View gain, float eps, const ActivationRows& y) {
   card_->launch(norm_kernel, {unsigned(x.rows)}, kThreads, 0,
                 NormArgs{rows_of(x), rows_of(gain), y, x.cols, eps});
-  return y;
 }
 
 ActivationRows CudaBackend::rounded_swiglu(View gate_up, const CudaWeight& w) {

@@ -10,8 +10,11 @@
 namespace tandem::cuda {
 namespace {
 
+// Blocks that take several tiles read past the last one (linear.cu).
+constexpr size_t kSlackTiles = 4;
 constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr int kThreads = 128;
+constexpr int kTilesAtOnce = 2;  // of a block, in the mean
 constexpr int kProcessors =
     132;  // that plans have in mind; not those of the card, which must not change a sum
 
@@ -24,17 +27,16 @@ LinearFormat format_of(const HostMatrix& m) {
 
 // The split that keeps all processors busy to the end, with as few partial sums as that allows. Below two
 // blocks for each processor too few loads are under way.
-int splits_for(int tiles, int groups) {
-  int best = 1;
+int split_bits_for(int tiles, int groups) {
+  int best = 0;
   double least = 1e9;
-  for (int splits = 1; splits <= 8; splits *= 2) {
-    if (splits > 1 && groups < 2 * splits * kLinearWarps) break;
-    const double rounds = double(tiles) * splits / kProcessors;
-    const double cost =
-        std::ceil(rounds) / rounds + 0.06 * std::log2(splits) + 0.3 * std::max(0.0, 1.9 - rounds);
+  for (int bits = 0; bits <= 3; ++bits) {
+    if (bits > 0 && groups < 2 * kLinearWarps << bits) break;
+    const double rounds = double(tiles) * (1 << bits) / kTilesAtOnce / kProcessors;
+    const double cost = std::ceil(rounds) / rounds + 0.12 * bits + 0.3 * std::max(0.0, 1.9 - rounds);
     if (cost < least - 0.01) {
       least = cost;
-      best = splits;
+      best = bits;
     }
   }
   return best;
@@ -203,7 +205,7 @@ std::vector<WeightPart> parts_of(const PackRequest& request, int n, int k) {
   for (WeightPart& part : parts) {
     part.tiles = (part.n + kTileRows - 1) / kTileRows;
     part.groups = (k + kGroupColumns - 1) / kGroupColumns;
-    part.n_splits = request.n_experts > 1 ? 1 : splits_for(part.tiles, part.groups);
+    part.split_bits = request.n_experts > 1 ? 0 : split_bits_for(part.tiles, part.groups);
     const size_t of_tile = part.format == LinearFormat::f32
                                ? size_t(kTileRows) * size_t(k) * sizeof(float)
                                : size_t(part.groups) * size_t(record_bytes(part.format));
@@ -249,8 +251,9 @@ Result<std::unique_ptr<Weight>> CudaBackend::pack(const PackRequest& request) {
                  std::to_string(card_->available_bytes()) + " available; use a model of fewer bits"};
   };
   for (WeightPart& part : weight->parts) {
-    TD_ASSIGN_OR_RETURN(part.data, memory(part.bytes));
-    card_->zero(part.data, part.bytes);
+    const size_t bytes = part.bytes + kSlackTiles * size_t(part.groups) * size_t(record_bytes(part.format));
+    TD_ASSIGN_OR_RETURN(part.data, memory(bytes));
+    card_->zero(part.data, bytes);
   }
   Sender sender(*card_, staging);
   bool same = true;

@@ -22,7 +22,9 @@ namespace tandem::cuda {
 
 constexpr int kTileRows = 16;
 constexpr int kGroupColumns = 64;
-constexpr int kLinearWarps = 8;  // a block of the matrix product cuts its columns into as many parts
+constexpr int kLinearWarpBits = 3,
+              kLinearWarps =
+                  1 << kLinearWarpBits;  // a block of the matrix product cuts its columns into as many parts
 
 enum class LinearFormat : uint8_t { bf16, affine8, affine8_wide, affine4, affine4_wide, f32 };
 
@@ -49,7 +51,7 @@ struct WeightPart {
   bool takes_f16() const { return is_affine(format); }
   // How a product is cut (the order of its sums, so by shape alone): columns into n_splits x kLinearWarps
   // parts.
-  int n_splits = 1;
+  int split_bits = 0;  // n_splits = 1 << split_bits
   std::byte* data = nullptr;
   size_t bytes = 0;  // all experts
 };
