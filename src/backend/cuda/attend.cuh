@@ -311,6 +311,7 @@ struct Attend {
       }
       sum = warp_sum(sum);
       const float factor = before == kNoScore ? 0.0f : exp_(before - high);
+      __syncwarp();  // all lanes have read what lane 0 replaces
       if (lane_id() == 0) {
         shared.highest[i] = high;
         shared.total[i] = fmaf(shared.total[i], factor, sum);

@@ -253,14 +253,13 @@ struct EmbedArgs {
   int first, n, k, groups;  // rows of the table in this part
   MutRows y;
 };
-__global__ void embed_kernel(const __grid_constant__ EmbedArgs a) {
+// A block per row and kEmbedColumns columns.
+constexpr int kEmbedColumns = 256;
+__global__ void __launch_bounds__(kEmbedColumns) embed_kernel(const __grid_constant__ EmbedArgs a) {
   wait_for_inputs();
-  const int id = a.ids[blockIdx.x] - a.first;
-  if (id < 0 || id >= a.n) return;
-  float* y = a.y.row(int(blockIdx.x));
-  for (int c = int(threadIdx.x); c < a.k; c += int(blockDim.x)) {
-    y[c] = weight_value(a.format, a.weights, 0, a.groups, a.k, id, c);
-  }
+  const int id = a.ids[blockIdx.y] - a.first, c = int(blockIdx.x) * kEmbedColumns + int(threadIdx.x);
+  if (id < 0 || id >= a.n || c >= a.k) return;
+  a.y.row(int(blockIdx.y))[c] = weight_value(a.format, a.weights, 0, a.groups, a.k, id, c);
 }
 
 template <LinearFormat F, int kTiles, int kColumns, int kRowWarps, int kAhead, int kBlocks>
@@ -382,7 +381,8 @@ void CudaBackend::do_embed(const Weight& table, std::span<const int32_t> ids, Mu
   const int32_t* on_card = ids_on_card(ids);
   for (const WeightPart& part : w.parts) {
     card_->launch(
-        embed_kernel, {unsigned(y.rows)}, 128, 0,
+        embed_kernel, {unsigned((w.k() + kEmbedColumns - 1) / kEmbedColumns), unsigned(y.rows)},
+        kEmbedColumns, 0,
         EmbedArgs{part.data, on_card, part.format, part.first, part.n, w.k(), part.groups, rows_of(y)});
   }
 }

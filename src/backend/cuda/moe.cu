@@ -15,7 +15,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = kLinearWarps * kWarp;
-constexpr int kMaxTopK = 32;
+constexpr int kMaxTopK = 32, kMostLogits = 16;  // of a lane: 512 experts
 constexpr int kMaxParts = 4;
 
 struct RouteArgs {
@@ -33,15 +33,21 @@ __global__ void route_kernel(const __grid_constant__ RouteArgs a) {
   __shared__ float chosen_logit[kMaxTopK];
   const int row = int(blockIdx.x), lane = lane_id();
   const float* logits = a.logits.row(row);
+  float mine[kMostLogits];  // of experts lane, lane + 32, ..
+#pragma unroll
+  for (int n = 0; n < kMostLogits; ++n)
+    mine[n] = n * kWarp + lane < a.n_experts ? logits[n * kWarp + lane] : -INFINITY;
   // The next lower choice each round: lower logit, or the same logit and a higher id.
   float last = INFINITY;
   int last_id = -1;
   for (int i = 0; i < a.top_k; ++i) {
     float best = -INFINITY;
     int best_id = a.n_experts;
-    for (int e = lane; e < a.n_experts; e += kWarp) {
-      const float l = logits[e];
-      const bool left = l < last || (l == last && e > last_id);
+#pragma unroll
+    for (int n = 0; n < kMostLogits; ++n) {
+      const int e = n * kWarp + lane;
+      const float l = mine[n];
+      const bool left = e < a.n_experts && (l < last || (l == last && e > last_id));
       if (left && (l > best || best_id == a.n_experts)) {
         best = l;
         best_id = e;
@@ -68,7 +74,10 @@ __global__ void route_kernel(const __grid_constant__ RouteArgs a) {
   if (a.normalise) {
     for (int i = 0; i < a.top_k; ++i) total += exp_(chosen_logit[i] - highest);
   } else {
-    for (int e = lane; e < a.n_experts; e += kWarp) total += exp_(logits[e] - highest);
+#pragma unroll
+    for (int n = 0; n < kMostLogits; ++n) {
+      if (n * kWarp + lane < a.n_experts) total += exp_(mine[n] - highest);
+    }
     total = warp_sum(total);
   }
   if (lane < a.top_k) {
@@ -365,7 +374,8 @@ int columns(int k) { return (k + kGroupColumns - 1) / kGroupColumns * kGroupColu
 }  // namespace
 
 void CudaBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView weights) {
-  TD_CHECK(ids.cols <= kMaxTopK, "%d experts a row, at most %d", ids.cols, kMaxTopK);
+  TD_CHECK(ids.cols <= kMaxTopK && logits.cols <= kMostLogits * kWarp,
+           "%d of %d experts a row, at most %d of %d", ids.cols, logits.cols, kMaxTopK, kMostLogits * kWarp);
   card_->launch(route_kernel, {unsigned(logits.rows)}, kWarp, 0,
                 RouteArgs{rows_of(logits), logits.cols, ids.cols, normalise, static_cast<int32_t*>(ids.data),
                           ids.stride, rows_of(weights)});

@@ -5,7 +5,7 @@
 
 namespace tandem::cuda {
 
-constexpr int kNormWarps = 8;  // of a block that normalises a row
+constexpr int kNormWarps = 32;  // of a block that normalises a row: alone on its way, it must be short
 
 // 1 / sqrt(mean(x^2) + eps) over n columns. A lane adds columns 2 l, 2 l + 1 of every 64th; then the lanes.
 __device__ __forceinline__ float inverse_norm_of_warp(const float* x, int n, float eps) {

@@ -9,7 +9,7 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr int kWarps = kNormWarps;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 
 struct NormArgs {
@@ -19,14 +19,14 @@ struct NormArgs {
   float eps;
 };
 // A block per row.
-__global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ NormArgs a) {
+__global__ void __launch_bounds__(kNormWarps* kWarp) norm_kernel(const __grid_constant__ NormArgs a) {
   wait_for_inputs();
   let_next_start();
   const int row = int(blockIdx.x);
   const float* x = a.x.row(row);
   const float* gain = a.gain.data;
   const float inv = inverse_norm_of_block(x, a.cols, a.eps);
-  for (int group = warp_id(); group < a.y.groups; group += kWarps) {
+  for (int group = warp_id(); group < a.y.groups; group += kNormWarps) {
     const int c = group * kGroupColumns + 2 * lane_id();
     store_group(a.y, row, group, c < a.cols ? x[c] * inv * gain[c] : 0.0f,
                 c + 1 < a.cols ? x[c + 1] * inv * gain[c + 1] : 0.0f);
@@ -87,7 +87,7 @@ ActivationRows CudaBackend::rounded_norm(View x, View gain, float eps, const Cud
 }
 
 void CudaBackend::rounded_norm(View x, View gain, float eps, const ActivationRows& y) {
-  card_->launch(norm_kernel, {unsigned(x.rows)}, kThreads, 0,
+  card_->launch(norm_kernel, {unsigned(x.rows)}, kNormWarps * kWarp, 0,
                 NormArgs{rows_of(x), rows_of(gain), y, x.cols, eps});
 }
 

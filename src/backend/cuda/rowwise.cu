@@ -5,7 +5,7 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr int kThreads = kNormWarps * kWarp;
+constexpr int kThreads = 256;
 
 struct CopyArgs {
   Rows x;
@@ -28,14 +28,14 @@ struct NormArgs {
   int cols;
   float eps;
 };
-__global__ void rms_norm_kernel(const __grid_constant__ NormArgs a) {
+__global__ void __launch_bounds__(kNormWarps* kWarp) rms_norm_kernel(const __grid_constant__ NormArgs a) {
   wait_for_inputs();
   const int r = int(blockIdx.x);
   const float* x = a.x.row(r);
   const float* gain = a.gain.data;
   float* y = a.y.row(r);
   const float inv = inverse_norm_of_block(x, a.cols, a.eps);
-  for (int i = int(threadIdx.x); i < a.cols; i += kThreads) y[i] = x[i] * inv * gain[i];
+  for (int i = int(threadIdx.x); i < a.cols; i += kNormWarps * kWarp) y[i] = x[i] * inv * gain[i];
 }
 
 struct SiluMulArgs {
@@ -78,7 +78,7 @@ void CudaBackend::do_copy_rows(View x, std::span<const int32_t> rows, MutView y)
 }
 
 void CudaBackend::do_rms_norm(View x, View gain, float eps, MutView y) {
-  card_->launch(rms_norm_kernel, {unsigned(x.rows)}, kThreads, 0,
+  card_->launch(rms_norm_kernel, {unsigned(x.rows)}, kNormWarps * kWarp, 0,
                 NormArgs{rows_of(x), rows_of(gain), rows_of(y), x.cols, eps});
 }
 
