@@ -171,6 +171,7 @@ void Decoder::set_attention_view(int layer, bool bidirectional, int window) {
   auto& mixer = std::get<AttentionMixer>(weights_.layers[size_t(layer)].mixer);
   mixer.bidirectional = bidirectional;
   mixer.window = window;
+  step_owner_ = new_step_owner();
 }
 
 Status Decoder::tap_layers(std::span<const int> layers) {
@@ -184,6 +185,7 @@ Status Decoder::tap_layers(std::span<const int> layers) {
   TD_ASSIGN_OR_RETURN(features_memory_, backend_->allocate(bytes, "hidden states for the drafter"));
   features_all_ = features_memory_.view(DType::f32, limits_.max_rows, cols);
   taps_.assign(layers.begin(), layers.end());
+  step_owner_ = new_step_owner();
   return {};
 }
 

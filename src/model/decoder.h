@@ -110,7 +110,10 @@ class Decoder {
 
   // From now on forward() runs `pass` in place of its own layers; taps and observers see none of them. The
   // pass must live as long as the decoder is used.
-  void replace_layers(LayerPass* pass) { layer_pass_ = pass; }
+  void replace_layers(LayerPass* pass) {
+    layer_pass_ = pass;
+    step_owner_ = new_step_owner();
+  }
 
   // From now on forward() keeps the outputs of these layers (zero-based, ascending or not) side by side: what
   // drafters read. Errors: a layer the model lacks; memory.
@@ -187,7 +190,8 @@ class Decoder {
   DeviceBuffer features_memory_;
   MutView features_all_, features_;
   LayerPass* layer_pass_ = nullptr;
-  const uint64_t step_owner_ = new_step_owner(), cache_step_owner_ = new_step_owner();
+  // Of the steps that backends may record; new ones when what a step does changes.
+  uint64_t step_owner_ = new_step_owner(), cache_step_owner_ = new_step_owner();
   Observer observer_ = nullptr;
   void* observer_context_ = nullptr;
 };

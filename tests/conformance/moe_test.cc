@@ -35,7 +35,9 @@ struct Problem {
     if (shared > 0) {
       shared_gate_up = std::make_unique<RandomMatrix>(rng, 2 * shared, hidden, format);
       shared_down = std::make_unique<RandomMatrix>(rng, hidden, shared, format);
-      shared_gate = std::make_unique<RandomMatrix>(rng, 1, hidden, format);
+      // Published folders keep it in other bits than the experts.
+      shared_gate = std::make_unique<RandomMatrix>(
+          rng, 1, hidden, rng.uniform(0, 2) == 0 ? WeightFormat{.dtype = DType::bf16} : format);
     }
   }
 
@@ -185,6 +187,19 @@ TEST_P(MixtureOps, RoutingTakesTheHighestLogitsTiesToTheLowerId) {
     EXPECT_EQ(ids.read(), want_ids);
     EXPECT_TRUE(within(weights.read(), want));
   });
+}
+
+// A row that has gone wrong must not reach beyond the experts there are.
+TEST_P(MixtureOps, NotANumberCountsAsLowest) {
+  const float nan = std::nanf("");
+  Rows logits(3, 40, nan);
+  logits.at(1, 7) = 1;
+  logits.at(1, 30) = 2;
+  for (int e = 0; e < 40; ++e) logits.at(2, e) = float(e);
+  const OnDevice in(*backend_, logits), weights(*backend_, 3, 3);
+  const IntsOnDevice ids(*backend_, 3, 3);
+  backend_->moe_route(in, true, ids.view(), weights);
+  EXPECT_EQ(ids.read(), (std::vector<int32_t>{0, 1, 2, 0, 7, 30, 37, 38, 39}));
 }
 
 TEST_P(MixtureOps, TheMixtureMatchesItsFormula) {

@@ -29,6 +29,11 @@ class Generate(TestCase):
             for field in ("prefill_s", "decode_s", "decode_tokens_per_s"):
                 self.assertGreater(stats[field], 0)
 
+    def test_a_card_that_is_not_there_is_said_with_what_to_do(self):
+        run = tandem(*generate_tiny("--max-tokens", "5", "--backend", "cuda"))
+        if run.code != 0:  # no card, or a build without the backend
+            self.assertRegex(run.err, "no NVIDIA GPU can be used here: .*--backend cpu|expected one of")
+
     def test_the_embedded_model_continues_its_golden_prompt(self):
         golden = DEMO8[0]
         by_text = self.json_of("generate", "--model", DEMO, "--prompt", golden["prompt"], "--max-tokens", "48", "--json")
@@ -55,7 +60,7 @@ class Generate(TestCase):
         run = tandem(*common)
         self.assertEqual(run.code, 0, run)
         self.assertEqual(run.out, self.json_of(*common, "--json")["text"] + "\n")
-        self.assertRegex(run.err, r"prompt tokens in .* tokens generated at .*loaded in .* s; cpu/")
+        self.assertRegex(run.err, r"prompt tokens in .* tokens generated at .*loaded in .* s; (cpu|cuda)/")
         self.assertNotIn("context was full", run.err)
         self.assertEqual(tandem(*common, "--echo").out, "import os\n" + run.out)
 
@@ -283,7 +288,7 @@ class Bench(TestCase):
     def test_people_get_a_table(self):
         run = tandem("bench", "verify", "--model", TINY, "--rows", "1,2", "--threads", "1", "--rounds", "1")
         self.assertEqual(run.code, 0, run)
-        self.assertRegex(run.out, r"verify of .* on cpu/.*\n.*rows +ms +ratio_to_1")
+        self.assertRegex(run.out, r"verify of .* on (cpu|cuda)/.*\n.*rows +ms +ratio_to_1")
 
 
 class Others(TestCase):

@@ -155,6 +155,24 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   }
 }
 
+template <int kGroups, int kTiles>
+size_t shared_of(bool trees) {
+  return trees ? sizeof(typename Attend<kGroups, kTiles, true>::Shared)
+               : sizeof(typename Attend<kGroups, kTiles, false>::Shared);
+}
+// The largest tile, in 16 queries, whose shared memory the card has. What a query sums does not depend on it.
+template <int kGroups>
+int most_tiles(size_t limit, bool trees) {
+  if (shared_of<kGroups, 4>(trees) <= limit) return 4;
+  if (shared_of<kGroups, 3>(trees) <= limit) return 3;
+  return shared_of<kGroups, 2>(trees) <= limit ? 2 : 1;
+}
+int most_tiles(int dims, size_t limit, bool trees) {
+  if (dims == 32) return most_tiles<1>(limit, trees);
+  if (dims == 64) return most_tiles<2>(limit, trees);
+  return dims == 128 ? most_tiles<4>(limit, trees) : most_tiles<8>(limit, trees);
+}
+
 // Tiles of kTiles times 16 queries.
 template <int kGroups, int kTiles>
 void launch(Card& card, dim3 grid, bool trees, const AttendArgs& args) {
@@ -209,7 +227,8 @@ void CudaBackend::do_attention(const Step& step, const Attention& a) {
   }
   // Tiles of up to 64 queries, as even as may be.
   const int queries = most_rows * (shape.n_heads / shape.n_kv_heads);
-  const int at_least = (queries + 63) / 64;
+  const int most = 16 * most_tiles(padded_head(shape.d_head), size_t(card_->info().shared_bytes), trees);
+  const int at_least = (queries + most - 1) / most;
   const int tiles = ((queries + at_least - 1) / at_least + 15) / 16;
   AttendArgs args{.table = table(step),
                   .q = rows_of(a.q),

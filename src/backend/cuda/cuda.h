@@ -5,6 +5,7 @@
 // number of rows.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <span>
@@ -21,6 +22,7 @@ namespace tandem::cuda {
 
 class CudaWeight;
 struct ActivationRows;
+struct WeightPart;
 
 // The first rows and columns of a view.
 inline MutView first_part(MutView v, int rows, int cols) {
@@ -125,9 +127,18 @@ class CudaBackend final : public Backend {
   ActivationRows rounded_norm(View x, View gain, float eps, const CudaWeight& w);
   void rounded_norm(View x, View gain, float eps, const ActivationRows& y);
   ActivationRows rounded_swiglu(View gate_up, const CudaWeight& w);
+  // In the forms that all these weights want, which read the same rows.
+  ActivationRows rows_for(std::initializer_list<const Weight*> readers, int rows);
   // moe_experts; rounded_x: the rows x as the gate and up products read them, or null.
   void experts(const MoeExperts& args, const ActivationRows* rounded_x);
+  struct SplitScratch {
+    float4* partials = nullptr;
+    unsigned* counters = nullptr;
+  };
+  // For a product that several blocks share.
+  SplitScratch split_scratch(const WeightPart& part, bool may_grow);
   void reserve_linear(const CudaWeight& w, int max_rows);
+  void reserve_experts(const Reserve& largest);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 
   // fold_states of the convolution's windows.
@@ -139,8 +150,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Card> card_;
   const DeltaForm delta_;
   StepStage stage_;
-  const Step* staged_ = nullptr;  // the step that run() has brought to the card
-  bool staged_ids_ = false;
+  const Step* staged_ = nullptr;         // the step that run() has brought to the card
+  const int32_t* staged_ids_ = nullptr;  // the tokens that it brought along
   bool recording_ = false;
   std::map<RunKey, std::unique_ptr<Recording>> recordings_;
   int scratch_epoch_ = 0;  // changes when scratch moves

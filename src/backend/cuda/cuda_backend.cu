@@ -22,6 +22,7 @@ int bucket_of(int n_keys) {
   return bucket;
 }
 
+constexpr int kReservedSequences = 64;  // of a step; more make the table grow once
 constexpr size_t kLandingBytes = size_t{8} << 20;
 constexpr size_t kMaxRecordings = 512;  // then all are made anew: owners come and go
 
@@ -102,6 +103,11 @@ Status CudaBackend::reserve(const Reserve& largest) {
     reserve_linear(ours(*w), largest.max_rows * (w->n_experts() > 1 ? largest.moe_top_k + 1 : 1));
   }
   reserve_attention(largest.attention, largest.max_rows, bucket_of(largest.max_positions));
+  reserve_experts(largest);
+  rows_.need(size_t(largest.max_rows) * sizeof(int32_t), true);
+  stage_.reserve(largest.max_rows, std::min(largest.max_rows, kReservedSequences),
+                 (largest.max_positions + kPageTokens - 1) / kPageTokens + kReservedSequences);
+  if (landing_ == nullptr) landing_ = card_->allocate_host(kLandingBytes);
   return {};
 }
 
@@ -116,7 +122,8 @@ const StepTable& CudaBackend::table(const Step& step) {
 }
 
 const int32_t* CudaBackend::ids_on_card(std::span<const int32_t> ids) {
-  if (staged_ids_) return stage_.table().ids;
+  if (staged_ids_ != nullptr && ids.data() == staged_ids_) return stage_.table().ids;
+  TD_CHECK(staged_ == nullptr, "%zu row numbers inside a step that did not name them", ids.size());
   auto* device = rows_.need(ids.size_bytes(), may_grow());
   card_->copy_in(device, std::as_bytes(ids).data(), ids.size_bytes());
   return reinterpret_cast<const int32_t*>(device);
@@ -148,7 +155,7 @@ CudaBackend::RunKey CudaBackend::key_of(const StepRun& run) const {
 void CudaBackend::run(const StepRun& run) {
   stage_.put(*run.step, run.ids);
   staged_ = run.step;
-  staged_ids_ = !run.ids.empty();
+  staged_ids_ = run.ids.empty() ? nullptr : run.ids.data();
   if (const std::pair now(stage_.epoch(), scratch_epoch_);
       recordings_epoch_ != now || recordings_.size() > kMaxRecordings) {
     recordings_.clear();
@@ -178,7 +185,7 @@ void CudaBackend::run(const StepRun& run) {
     }
   }
   staged_ = nullptr;
-  staged_ids_ = false;
+  staged_ids_ = nullptr;
 }
 
 }  // namespace cuda

@@ -62,13 +62,18 @@ struct Place {
   }
 };
 
+// What the warps of a block made of an item, by (tile, 8 rows) fragments; twice, for one is read while the
+// next is written.
+template <int kPairs>
+using Sums = float4[2][kLinearWarps][kPairs][kWarp];
+
 // kRowWarps of the 8 warps take different rows, each kRowWarps of the parts one after the other. kAhead:
 // groups whose records are on their way to registers.
 template <LinearFormat F, int kTiles, int kColumns, int kRowWarps, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) linear_kernel(const __grid_constant__ LinearArgs a) {
   constexpr int kColumnWarps = kLinearWarps / kRowWarps;
   constexpr int kPairs = kTiles * kColumns;  // (tile, 8 rows) fragments of a warp
-  __shared__ float4 sums[2][kLinearWarps][kPairs][kWarp];
+  auto& sums = *reinterpret_cast<Sums<kPairs>*>(shared_memory());
   const int lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
   const int n_items = a.n_units << a.split_bits, n_parts = kLinearWarps << a.split_bits;
   // Of the largest part; every warp counts as many, and a multiple of kAhead, so that a register always holds
@@ -206,7 +211,7 @@ struct RoundArgs {
 // A warp per row and group.
 __global__ void round_rows_kernel(const __grid_constant__ RoundArgs a) {
   wait_for_inputs();
-  const int group = int(blockIdx.x * (blockDim.x / kWarp)) + warp_id(), row = int(blockIdx.y);
+  const int group = int(blockIdx.y * (blockDim.x / kWarp)) + warp_id(), row = int(blockIdx.x);
   if (group >= a.y.groups) return;
   const float* x = a.x.row(row);
   const int c = group * kGroupColumns + 2 * lane_id();
@@ -267,8 +272,8 @@ void launch_linear(Card& card, LinearArgs& args) {
   constexpr int kTogether = kTiles * kRowWarps;
   args.n_units = (args.tiles + kTogether - 1) / kTogether;
   const int blocks = std::min(args.n_units << args.split_bits, kBlocks * card.info().n_sms);
-  card.launch(linear_kernel<F, kTiles, kColumns, kRowWarps, kAhead, kBlocks>, {unsigned(blocks)}, kThreads, 0,
-              args);
+  card.launch(linear_kernel<F, kTiles, kColumns, kRowWarps, kAhead, kBlocks>, {unsigned(blocks)}, kThreads,
+              sizeof(Sums<kTiles * kColumns>), args);
 }
 
 template <LinearFormat F>
@@ -287,7 +292,8 @@ void launch_part(Card& card, LinearArgs& args) {
     return launch_linear<F, 4, 2, 1, 1, 2>(card, args);
   }
   if constexpr (kBf16) return launch_linear<F, 1, 4, 2, 1, 2>(card, args);
-  return launch_linear < F, 1, 4, 1, is_affine4(F) ? 3 : 2, 2 > (card, args);
+  constexpr int kAhead = is_affine4(F) ? 3 : 2;
+  return launch_linear<F, 1, 4, 1, kAhead, 2>(card, args);
 }
 
 }  // namespace
@@ -295,16 +301,21 @@ void launch_part(Card& card, LinearArgs& args) {
 void CudaBackend::reserve_linear(const CudaWeight& w, int max_rows) {
   activation_rows(max_rows, w.k(), true, true, true);
   for (const WeightPart& part : w.parts) {
-    if (part.split_bits == 0) continue;
-    constexpr int kMostColumns = kRowsAtOnce / 8, kMostTogether = 4;
-    const size_t pairs = size_t(part.tiles + kMostTogether) * kMostColumns;
-    counters_.need(pairs * sizeof(unsigned), true);
-    partials_.need((pairs << part.split_bits) * kWarp * sizeof(float4), true);
+    if (part.split_bits > 0) split_scratch(part, true);
   }
 }
 
+CudaBackend::SplitScratch CudaBackend::split_scratch(const WeightPart& part, bool may_grow) {
+  constexpr int kMostColumns = kRowsAtOnce / 8, kMostTogether = 4;
+  const size_t pairs = size_t(part.tiles + kMostTogether) * kMostColumns;
+  return {reinterpret_cast<float4*>(
+              partials_.need((pairs << part.split_bits) * kWarp * sizeof(float4), may_grow)),
+          reinterpret_cast<unsigned*>(counters_.need(pairs * sizeof(unsigned), may_grow))};
+}
+
 ActivationRows CudaBackend::activation_rows(int rows, int k, bool bf16, bool f16, bool may_grow) {
-  const int groups = (k + kGroupColumns - 1) / kGroupColumns, stats_rows = (rows + 7) / 8 * 8;
+  const int groups = (k + kGroupColumns - 1) / kGroupColumns,
+            stats_rows = (rows + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
   const size_t bytes = size_t(rows) * size_t(groups) * kGroupColumns * sizeof(uint16_t);
   const size_t stats_bytes = size_t(stats_rows) * size_t(groups) * sizeof(float2);
   std::byte* memory = activations_.need(2 * bytes + stats_bytes, may_grow);
@@ -330,7 +341,7 @@ ActivationRows CudaBackend::rounded(View x, const CudaWeight& w) {
 void CudaBackend::round_rows(View x, int k, const ActivationRows& y) {
   if (y.bf16 == nullptr && y.f16 == nullptr) return;
   constexpr int kRoundWarps = 4;
-  card_->launch(round_rows_kernel, {unsigned((y.groups + kRoundWarps - 1) / kRoundWarps), unsigned(x.rows)},
+  card_->launch(round_rows_kernel, {unsigned(x.rows), unsigned((y.groups + kRoundWarps - 1) / kRoundWarps)},
                 kRoundWarps * kWarp, 0, RoundArgs{rows_of(x), k, y});
 }
 
@@ -345,6 +356,7 @@ void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& 
                               w.n_slices(), rows_of(y), part.first, bias, add});
       continue;
     }
+    const SplitScratch scratch = part.split_bits == 0 ? SplitScratch{} : split_scratch(part, may_grow());
     for (int first = 0; first < y.rows; first += kRowsAtOnce) {
       const int n = std::min(kRowsAtOnce, y.rows - first);
       LinearArgs args{.weights = part.data,
@@ -355,8 +367,8 @@ void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& 
                       .groups = part.groups,
                       .n_units = 0,
                       .split_bits = part.split_bits,
-                      .partials = reinterpret_cast<float4*>(partials_.need(0, false)),
-                      .counters = reinterpret_cast<unsigned*>(counters_.need(0, false)),
+                      .partials = scratch.partials,
+                      .counters = scratch.counters,
                       .y = rows_of(y.row_range(first, n)),
                       .first_column = part.first,
                       .bias = bias,

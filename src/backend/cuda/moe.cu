@@ -35,8 +35,10 @@ __global__ void route_kernel(const __grid_constant__ RouteArgs a) {
   const float* logits = a.logits.row(row);
   float mine[kMostLogits];  // of experts lane, lane + 32, ..
 #pragma unroll
-  for (int n = 0; n < kMostLogits; ++n)
-    mine[n] = n * kWarp + lane < a.n_experts ? logits[n * kWarp + lane] : -INFINITY;
+  for (int n = 0; n < kMostLogits; ++n) {
+    const float l = n * kWarp + lane < a.n_experts ? logits[n * kWarp + lane] : -INFINITY;
+    mine[n] = l == l ? l : -INFINITY;  // NaN counts as lowest
+  }
   // The next lower choice each round: lower logit, or the same logit and a higher id.
   float last = INFINITY;
   int last_id = -1;
@@ -365,11 +367,18 @@ bool whole_tiles(const Weight* gate_up) { return gate_up == nullptr || gate_up->
 
 // Whether the tensor cores' kernels can do it: one format up, one down, gate and up rows in whole tiles.
 bool tensor_experts(const MoeWeights& w) {
-  return uniform({w.gate_up, w.shared_gate_up, w.shared_gate}) && uniform({w.down, w.shared_down}) &&
+  const bool score = w.shared_gate == nullptr || ours(*w.shared_gate).parts[0].format != LinearFormat::f32;
+  return score && uniform({w.gate_up, w.shared_gate_up}) && uniform({w.down, w.shared_down}) &&
          whole_tiles(w.gate_up) && whole_tiles(w.shared_gate_up);
 }
 
 int columns(int k) { return (k + kGroupColumns - 1) / kGroupColumns * kGroupColumns; }
+
+// A score per row, then what the experts make of each row.
+size_t score_bytes(int rows) { return (size_t(rows) * sizeof(float) + 15) / 16 * 16; }
+size_t expert_bytes(int rows, int slots, int inner_stride) {
+  return score_bytes(rows) + size_t(rows) * size_t(slots) * size_t(inner_stride) * sizeof(float);
+}
 
 }  // namespace
 
@@ -381,6 +390,25 @@ void CudaBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView
                           ids.stride, rows_of(weights)});
 }
 
+void CudaBackend::reserve_experts(const Reserve& largest) {
+  if (largest.moe_top_k == 0) return;
+  int width = 0;
+  for (const Weight* w : largest.weights) width = std::max(width, w->k());
+  const int slots = largest.moe_top_k + 1;
+  experts_.need(expert_bytes(largest.max_rows, slots, columns(width)), true);
+  activation_rows(largest.max_rows * slots, columns(width), true, true, true);
+}
+
+ActivationRows CudaBackend::rows_for(std::initializer_list<const Weight*> readers, int rows) {
+  bool bf16 = false, f16 = false;
+  for (const Weight* w : readers) {
+    if (w == nullptr) continue;
+    bf16 = bf16 || ours(*w).takes_bf16();
+    f16 = f16 || ours(*w).takes_f16();
+  }
+  return activation_rows(rows, (*readers.begin())->k(), bf16, f16, may_grow());
+}
+
 void CudaBackend::do_moe_experts(Path, const MoeExperts& a) { experts(a, nullptr); }
 
 void CudaBackend::do_moe(const Step& step, const Moe& a, Scratch& s) {
@@ -388,10 +416,8 @@ void CudaBackend::do_moe(const Step& step, const Moe& a, Scratch& s) {
   if (!takes_rounded_rows(ours(*w.router)) || !tensor_experts(w)) return Backend::do_moe(step, a, s);
   // The router and the experts read the same rounded rows.
   const CudaWeight& router = ours(*w.router);
-  const CudaWeight& up = ours(*w.gate_up);
   const int rows = step.n_rows;
-  const ActivationRows x = activation_rows(rows, up.k(), router.takes_bf16() || up.takes_bf16(),
-                                           router.takes_f16() || up.takes_f16(), may_grow());
+  const ActivationRows x = rows_for({w.router, w.gate_up, w.shared_gate}, rows);
   rounded_norm(a.x, a.gain, a.eps, x);
   const MutView logits = first_part(s.router, rows, router.n());
   const MutView ids = first_part(s.choice, rows, w.top_k),
@@ -407,16 +433,13 @@ void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) 
   const int rows = a.x.rows, slots = w.top_k + (shared ? 1 : 0);
   const int width = std::max(w.down->k(), shared ? w.shared_down->k() : 0);
   const size_t inner_stride = size_t(columns(width));
-  // A score per row, then what the experts make of each row.
-  const size_t score_bytes = (size_t(rows) * sizeof(float) + 15) / 16 * 16;
-  std::byte* memory =
-      experts_.need(score_bytes + size_t(rows) * size_t(slots) * inner_stride * sizeof(float), may_grow());
+  std::byte* memory = experts_.need(expert_bytes(rows, slots, int(inner_stride)), may_grow());
   auto* score = reinterpret_cast<float*>(memory);
-  auto* inner = reinterpret_cast<float*>(memory + score_bytes);
+  auto* inner = reinterpret_cast<float*>(memory + score_bytes(rows));
   const auto* ids = static_cast<const int32_t*>(a.ids.data);
 
   if (!tensor_experts(w)) {
-    auto* inner = reinterpret_cast<float*>(memory + score_bytes);
+    auto* inner = reinterpret_cast<float*>(memory + score_bytes(rows));
     card_->launch(
         any_up_kernel, {unsigned(width), unsigned(slots + (shared ? 1 : 0)), unsigned(rows)}, kWarp, 0,
         AnyUpArgs{any_weight(w.gate_up), any_weight(w.shared_gate_up), any_weight(w.shared_gate), ids,
@@ -428,14 +451,23 @@ void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) 
     return;
   }
 
-  const ActivationRows x = rounded_x != nullptr ? *rounded_x : rounded(a.x, ours(*w.gate_up));
+  ActivationRows x;
+  if (rounded_x != nullptr) {
+    x = *rounded_x;
+  } else {
+    x = rows_for({w.gate_up, w.shared_gate}, rows);
+    round_rows(a.x, w.gate_up->k(), x);
+  }
+  // The shared expert's score: with the experts where the formats agree, else a product of its own.
+  const bool score_too = shared && uniform({w.gate_up, w.shared_gate});
+  if (shared && !score_too) product(x, {}, ours(*w.shared_gate), {score, DType::f32, rows, 1, 1}, false);
   const ExpertPart up = expert_part(w.gate_up), shared_up = expert_part(w.shared_gate_up);
   const unsigned tiles = unsigned(inner_stride) / kTileRows;
   by_format(ours(*w.gate_up).parts[0].format, [&](auto format) {
     card_->launch(expert_up_kernel<format()>, {tiles, unsigned(slots + (shared ? 1 : 0)), unsigned(rows)},
                   kThreads, 0,
-                  UpArgs{up, shared_up, expert_part(w.shared_gate), ids, a.ids.stride, w.top_k, x, inner,
-                         int64_t(inner_stride), slots, score});
+                  UpArgs{up, shared_up, score_too ? expert_part(w.shared_gate) : ExpertPart{}, ids,
+                         a.ids.stride, w.top_k, x, inner, int64_t(inner_stride), slots, score});
   });
   const View all{inner, DType::f32, rows * slots, int(inner_stride), int64_t(inner_stride)};
   const CudaWeight& down = ours(*w.down);

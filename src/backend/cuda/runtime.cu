@@ -61,6 +61,11 @@ void check(cudaError_t error, const char* what) {
   std::_Exit(70);
 }
 
+struct ProbeArgs {
+  int* out;
+};
+__global__ void probe_kernel(const __grid_constant__ ProbeArgs a) { *a.out = 0; }
+
 class CudaRecording final : public Recording {
  public:
   explicit CudaRecording(cudaGraphExec_t exec) : exec_(exec) {}
@@ -171,8 +176,10 @@ Result<std::unique_ptr<Card>> Card::open() {
   int n = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&n); error != cudaSuccess || n == 0) {
     cudaGetLastError();
-    return Error{std::string("no NVIDIA GPU can be used here: ") +
-                 (error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error))};
+    const char* why = error == cudaSuccess                   ? "the driver lists none"
+                      : error == cudaErrorInsufficientDriver ? "there is no driver, or one too old"
+                                                             : cudaGetErrorString(error);
+    return Error{std::string("no NVIDIA GPU can be used here: ") + why + "; use --backend cpu, or auto"};
   }
   cudaDeviceProp p;
   check(cudaGetDeviceProperties(&p, 0), "asking what the card is");
@@ -181,7 +188,18 @@ Result<std::unique_ptr<Card>> Card::open() {
                  std::to_string(p.minor) + "; the cuda backend needs 8.0 or later"};
   }
   check(cudaSetDevice(0), "choosing the card");
-  return std::unique_ptr<Card>(std::make_unique<CudaCard>(p));
+  // Whether this build has kernels for the card at all, and such that wait for their inputs.
+  cudaFuncAttributes code{};
+  if (cudaFuncGetAttributes(&code, probe_kernel) != cudaSuccess) {
+    cudaGetLastError();
+    return Error{std::string("this build has no kernels for an ") + p.name + " (compute capability " +
+                 std::to_string(p.major) + "." + std::to_string(p.minor) +
+                 "): build with -DTANDEM_CUDA_ARCHITECTURES=" + std::to_string(p.major * 10 + p.minor) +
+                 ", or use --backend cpu"};
+  }
+  auto card = std::make_unique<CudaCard>(p);
+  card->overlap = code.binaryVersion >= 90 && code.ptxVersion >= 90;
+  return std::unique_ptr<Card>(std::move(card));
 }
 
 }  // namespace tandem::cuda

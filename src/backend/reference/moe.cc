@@ -37,7 +37,9 @@ void ReferenceBackend::do_moe_route(View logits, bool normalise, MutView ids, Mu
   for (int r = 0; r < logits.rows; ++r) {
     const float* l = ref::row(logits, r);
     for (int e = 0; e < logits.cols; ++e) order[e] = e;
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return l[a] > l[b]; });
+    // NaN counts as lowest.
+    const auto rank = [&](int e) { return std::isnan(l[e]) ? -INFINITY : l[e]; };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return rank(a) > rank(b); });
     const float highest = l[order[0]];
     double total = 0;
     for (int i = 0; i < (normalise ? ids.cols : logits.cols); ++i)
