@@ -25,7 +25,8 @@ void ModelFlags::add_model(Options& options) {
 void add_backend_choice(Options& options, BackendOptions& backend) {
   std::vector<std::string> names = backend_names();
   names.insert(names.begin(), "auto");
-  options.add("--backend", &backend.name, "NAME", "auto, reference, cpu or (where built in) cuda [auto]", {.choices = names});
+  options.add("--backend", &backend.name, "NAME", "auto, reference, cpu or (where built in) cuda [auto]",
+              {.choices = names});
   options.add("--isa", &backend.isa, "NAME", "auto, portable, avx2 or avx512 [auto]",
               {.choices = {"auto", "portable", "avx2", "avx512"}});
   options.add(

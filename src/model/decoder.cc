@@ -164,7 +164,8 @@ void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePoo
   if (observer_) return body(&run);  // it looks at every step, recorded or not
   // Steps of another extent are of another kind.
   const uint64_t owner = extent == Extent::all ? step_owner_ : cache_step_owner_;
-  backend_->run({.owner = owner, .state = pool.id(), .step = &step, .ids = ids, .body = body, .context = &run});
+  backend_->run(
+      {.owner = owner, .state = pool.id(), .step = &step, .ids = ids, .body = body, .context = &run});
 }
 
 void Decoder::set_attention_view(int layer, bool bidirectional, int window) {
