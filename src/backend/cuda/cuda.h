@@ -24,13 +24,6 @@ class CudaWeight;
 struct ActivationRows;
 struct WeightPart;
 
-// The first rows and columns of a view.
-inline MutView first_part(MutView v, int rows, int cols) {
-  v.rows = rows;
-  v.cols = cols;
-  return v;
-}
-
 // Device memory that grows when asked (load time) and never in a recorded step.
 class Scratchpad {
  public:

@@ -99,9 +99,7 @@ void CudaBackend::copy_out(std::span<std::byte> host, const std::byte* device) {
 void CudaBackend::zero(std::byte* device, size_t bytes) { card_->zero(device, bytes); }
 
 Status CudaBackend::reserve(const Reserve& largest) {
-  for (const Weight* w : largest.weights) {
-    reserve_linear(ours(*w), largest.max_rows * (w->n_experts() > 1 ? largest.moe_top_k + 1 : 1));
-  }
+  for (const Weight* w : largest.weights) reserve_linear(ours(*w), largest.max_rows);
   reserve_attention(largest.attention, largest.max_rows, bucket_of(largest.max_positions));
   reserve_experts(largest);
   rows_.need(size_t(largest.max_rows) * sizeof(int32_t), true);
@@ -171,17 +169,14 @@ void CudaBackend::run(const StepRun& run) {
     if (first) {
       run.body(run.context);
     } else {
-      if (!recording && card_->begin_recording()) {
+      if (!recording) {
+        card_->begin_recording();
         recording_ = true;
         run.body(run.context);
         recording_ = false;
         recording = card_->end_recording();
       }
-      if (recording) {
-        card_->replay(*recording);
-      } else {
-        run.body(run.context);
-      }
+      card_->replay(*recording);
     }
   }
   staged_ = nullptr;

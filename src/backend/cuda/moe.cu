@@ -419,9 +419,9 @@ void CudaBackend::do_moe(const Step& step, const Moe& a, Scratch& s) {
   const int rows = step.n_rows;
   const ActivationRows x = rows_for({w.router, w.gate_up, w.shared_gate}, rows);
   rounded_norm(a.x, a.gain, a.eps, x);
-  const MutView logits = first_part(s.router, rows, router.n());
-  const MutView ids = first_part(s.choice, rows, w.top_k),
-                weights = first_part(s.choice_weight, rows, w.top_k);
+  const MutView logits = s.router.row_range(0, rows).col_range(0, router.n());
+  const MutView ids = s.choice.row_range(0, rows).col_range(0, w.top_k),
+                weights = s.choice_weight.row_range(0, rows).col_range(0, w.top_k);
   product(x, {}, router, logits, false);
   moe_route(logits, w.normalise, ids, weights);
   experts({.x = a.x, .weights = w, .ids = ids, .choice_weights = weights, .residual = a.x}, &x);

@@ -102,7 +102,7 @@ void CudaBackend::do_delta_inputs(const Step& step, const DeltaInputs& a, Scratc
   const CudaWeight& w = ours(*a.projection);
   if (!takes_rounded_rows(w)) return Backend::do_delta_inputs(step, a, s);
   const int rows = step.n_rows;
-  const MutView projection = first_part(s.wide, rows, a.shape.projection_dim());
+  const MutView projection = s.wide.row_range(0, rows).col_range(0, a.shape.projection_dim());
   product(rounded_norm(a.x, a.gain, a.eps, w), {}, w, projection, false);
   delta_conv(step, {.shape = a.shape,
                     .projection = projection,
@@ -110,17 +110,18 @@ void CudaBackend::do_delta_inputs(const Step& step, const DeltaInputs& a, Scratc
                     .a_log = a.a_log,
                     .dt_bias = a.dt_bias,
                     .state = a.state,
-                    .qkv = first_part(s.qkv, rows, a.shape.conv_dim()),
-                    .log_decay = first_part(s.heads, rows, a.shape.n_v_heads),
-                    .beta = first_part(s.heads2, rows, a.shape.n_v_heads)});
+                    .qkv = s.qkv.row_range(0, rows).col_range(0, a.shape.conv_dim()),
+                    .log_decay = s.heads.row_range(0, rows).col_range(0, a.shape.n_v_heads),
+                    .beta = s.heads2.row_range(0, rows).col_range(0, a.shape.n_v_heads)});
 }
 
 void CudaBackend::do_delta_output(const Step& step, const DeltaOutput& a, Scratch& s) {
   const CudaWeight& w = ours(*a.projection);
   const int d = a.shape.d_v, rows = step.n_rows;
   if (!takes_rounded_rows(w) || d % kGroupColumns != 0) return Backend::do_delta_output(step, a, s);
-  const MutView z =
-      first_part(s.wide, rows, a.shape.projection_dim()).col_range(a.shape.conv_dim(), a.shape.value_dim());
+  const MutView z = s.wide.row_range(0, rows)
+                        .col_range(0, a.shape.projection_dim())
+                        .col_range(a.shape.conv_dim(), a.shape.value_dim());
   const ActivationRows y = activation_rows(rows, w);
   const int heads = a.shape.n_v_heads;
   card_->launch(gated_norm_kernel, {unsigned((heads + kWarps - 1) / kWarps), unsigned(rows)}, kThreads, 0,
@@ -132,7 +133,7 @@ void CudaBackend::do_attention_inputs(const Step& step, const AttentionInputs& a
   const CudaWeight& w = ours(*a.projection);
   if (!takes_rounded_rows(w)) return Backend::do_attention_inputs(step, a, s);
   const MutView projection =
-      first_part(s.wide, step.n_rows, a.shape.q_dim() + a.gate_cols + 2 * a.shape.kv_dim());
+      s.wide.row_range(0, step.n_rows).col_range(0, a.shape.q_dim() + a.gate_cols + 2 * a.shape.kv_dim());
   product(rounded_norm(a.x, a.gain, a.eps, w), {}, w, projection, false);
   attention_prep(step, {.shape = a.shape,
                         .projection = projection,
@@ -150,7 +151,7 @@ void CudaBackend::do_mlp(const Step& step, const Mlp& a, Scratch& s) {
   if (!takes_rounded_rows(up) || !takes_rounded_rows(down)) {
     return Backend::do_mlp(step, a, s);
   }
-  const MutView gate_up = first_part(s.wide, step.n_rows, up.n());
+  const MutView gate_up = s.wide.row_range(0, step.n_rows).col_range(0, up.n());
   product(rounded_norm(a.x, a.gain, a.eps, up), {}, up, gate_up, false);
   product(rounded_swiglu(gate_up, down), {}, down, a.x, true);
 }

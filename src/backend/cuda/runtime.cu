@@ -10,6 +10,11 @@
 namespace tandem::cuda {
 namespace {
 
+// The launches with their arguments, as a card keeps them.
+struct EmulatedRecording final : Recording {
+  std::vector<std::function<void()>> kernels;
+};
+
 class EmulatedCard final : public Card {
  public:
   EmulatedCard() { info_ = {.name = "emulated", .sm_version = 0, .n_sms = 3, .shared_bytes = 227 * 1024}; }
@@ -28,17 +33,22 @@ class EmulatedCard final : public Card {
   void copy_out(std::byte* host, const std::byte* device, size_t bytes) override {
     std::memcpy(host, device, bytes);
   }
-  void copy_within(std::byte* to, const std::byte* from, size_t bytes) override {
-    std::memcpy(to, from, bytes);
-  }
   void zero(std::byte* device, size_t bytes) override { std::memset(device, 0, bytes); }
   void wait() override {}
-  bool begin_recording() override { return false; }
-  std::unique_ptr<Recording> end_recording() override { return nullptr; }
-  void replay(const Recording&) override {}
+  void begin_recording() override { recording_ = std::make_unique<EmulatedRecording>(); }
+  std::unique_ptr<Recording> end_recording() override { return std::move(recording_); }
+  void replay(const Recording& recording) override {
+    for (const auto& kernel : static_cast<const EmulatedRecording&>(recording).kernels) kernel();
+  }
 
  protected:
-  void launch_raw(const void*, dim3, int, size_t, void**) override {}
+  void launch_emulated(std::function<void()> kernel) override {
+    if (recording_) return recording_->kernels.push_back(std::move(kernel));
+    kernel();
+  }
+
+ private:
+  std::unique_ptr<EmulatedRecording> recording_;  // under way
 };
 
 }  // namespace
@@ -122,17 +132,13 @@ class CudaCard final : public Card {
     check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "a copy from the card");
     wait();
   }
-  void copy_within(std::byte* to, const std::byte* from, size_t bytes) override {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "a copy on the card");
-  }
   void zero(std::byte* device, size_t bytes) override {
     check(cudaMemsetAsync(device, 0, bytes, stream_), "clearing memory");
   }
   void wait() override { check(cudaStreamSynchronize(stream_), "running a step"); }
 
-  bool begin_recording() override {
+  void begin_recording() override {
     check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording a step");
-    return true;
   }
   std::unique_ptr<Recording> end_recording() override {
     cudaGraph_t graph = nullptr;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -43,13 +44,11 @@ class Card {
   // In stream order. copy_in from page-locked memory returns at once; the source must stay until wait().
   virtual void copy_in(std::byte* device, const std::byte* host, size_t bytes) = 0;
   virtual void copy_out(std::byte* host, const std::byte* device, size_t bytes) = 0;  // has arrived on return
-  virtual void copy_within(std::byte* to, const std::byte* from, size_t bytes) = 0;
   virtual void zero(std::byte* device, size_t bytes) = 0;
   virtual void wait() = 0;  // until all that was enqueued is done
 
-  // Between the two, launches are recorded and not run. begin_recording() is false where recording is not
-  // supported.
-  virtual bool begin_recording() = 0;
+  // Between the two, launches are recorded and not run.
+  virtual void begin_recording() = 0;
   virtual std::unique_ptr<Recording> end_recording() = 0;
   virtual void replay(const Recording& recording) = 0;
 
@@ -60,17 +59,20 @@ class Card {
   template <class Args>
   void launch(void (*kernel)(Args), dim3 grid, int threads, size_t shared_bytes, const Args& args) {
 #ifdef TANDEM_CUDA_EMULATED
-    struct Call {
-      void (*kernel)(Args);
-      const Args* args;
-    } call{kernel, &args};
-    emulated::run(
-        __PRETTY_FUNCTION__, grid, {unsigned(threads), 1, 1}, shared_bytes,
-        [](const void* c) {
-          const Call& call = *static_cast<const Call*>(c);
-          call.kernel(*call.args);
-        },
-        &call);
+    const char* name = __PRETTY_FUNCTION__;
+    launch_emulated([=] {
+      struct Call {
+        void (*kernel)(Args);
+        const Args* args;
+      } call{kernel, &args};
+      emulated::run(
+          name, grid, {unsigned(threads), 1, 1}, shared_bytes,
+          [](const void* c) {
+            const Call& call = *static_cast<const Call*>(c);
+            call.kernel(*call.args);
+          },
+          &call);
+    });
 #else
     void* list[] = {const_cast<Args*>(&args)};
     launch_raw(reinterpret_cast<const void*>(kernel), grid, threads, shared_bytes, list);
@@ -78,7 +80,12 @@ class Card {
   }
 
  protected:
+#ifdef TANDEM_CUDA_EMULATED
+  // Runs it, or keeps it for the recording under way.
+  virtual void launch_emulated(std::function<void()> kernel) = 0;
+#else
   virtual void launch_raw(const void* kernel, dim3 grid, int threads, size_t shared_bytes, void** args) = 0;
+#endif
   CardInfo info_;
 };
 

@@ -34,7 +34,6 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -96,16 +95,6 @@ T __shfl_xor_sync(unsigned, T v, int mask) {
   return tandem::cuda::emulated::exchange_as(v, (int(threadIdx.x) & 31) ^ mask);
 }
 template <class T>
-T __shfl_down_sync(unsigned, T v, int distance) {
-  const int lane = int(threadIdx.x) & 31;
-  return tandem::cuda::emulated::exchange_as(v, lane + distance < 32 ? lane + distance : lane);
-}
-template <class T>
-T __shfl_up_sync(unsigned, T v, int distance) {
-  const int lane = int(threadIdx.x) & 31;
-  return tandem::cuda::emulated::exchange_as(v, lane >= distance ? lane - distance : lane);
-}
-template <class T>
 T atomicAdd(T* p, T v) {
   const T old = *p;
   *p += v;
@@ -129,9 +118,6 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&u, &x, 4);
   return u;
 }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 template <class T>
 constexpr T min(T a, T b) {
   return b < a ? b : a;

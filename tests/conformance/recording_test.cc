@@ -1,0 +1,120 @@
+// Backend::run: a backend may record a step and replay it, and nobody can tell.
+#include <cstring>
+
+#include "conformance/harness.h"
+
+namespace tandem::conformance {
+namespace {
+
+constexpr AttentionShape kShape{.n_heads = 4, .n_kv_heads = 2, .d_head = 32, .rotary_dims = 32};
+constexpr int kColumns = 4 * 32 + 2 * 2 * 32, kPages = 3;
+
+// Embeds tokens as rows [q | k | v] and attends, always from and to the same places.
+class Toy {
+ public:
+  Toy(Backend& backend, const Weight& table, Memory& pages)
+      : backend_(&backend),
+        table_(&table),
+        pages_(&pages),
+        rows_(backend, size_t(kMaxDecodeRows) * kColumns * 4),
+        angles_(backend, size_t(kMaxDecodeRows) * 32 * 4),
+        out_(backend, size_t(kMaxDecodeRows) * 128 * 4),
+        frequencies_(backend, Rows(1, 16, 0.1f)) {}
+
+  // Directly, or by run(): one step of `ids` at `start`.
+  Rows step(int start, const std::vector<int32_t>& ids, bool by_run, uint64_t state = 0) {
+    const std::vector<int32_t> page_ids = {2, 0, 1};
+    const int n = int(ids.size());
+    const SeqStep seq{.n_rows = n, .start = start, .pages = page_ids};
+    Body body{this, {.path = Path::decode, .n_rows = n, .seqs = {&seq, 1}}, ids};
+    if (by_run) {
+      backend_->run({.owner = owner_,
+                     .state = state,
+                     .step = &body.step,
+                     .ids = body.ids,
+                     .body = [](void* b) { static_cast<Body*>(b)->toy->work(*static_cast<Body*>(b)); },
+                     .context = &body});
+    } else {
+      work(body);
+    }
+    return out_.read_floats(0, n, kShape.q_dim());
+  }
+  void use(Memory& pages) { pages_ = &pages; }
+
+ private:
+  struct Body {
+    Toy* toy;
+    Step step;
+    std::span<const int32_t> ids;
+  };
+  static MutView view(Memory& m, int rows, int cols) { return {m.data(), DType::f32, rows, cols, cols}; }
+  void work(const Body& b) {
+    const int n = b.step.n_rows;
+    const KvLayer cache{pages_->data(), backend_->kv_page_bytes(kShape)};
+    const MutView rows = view(rows_, n, kColumns), angles = view(angles_, n, 32);
+    backend_->embed(*table_, b.ids, rows);
+    backend_->rope_angles(b.step, frequencies_, 1, angles);
+    backend_->attention_prep(b.step, {.shape = kShape, .projection = rows, .angles = angles, .cache = cache});
+    backend_->attention(b.step, {.shape = kShape,
+                                 .q = rows.col_range(0, kShape.q_dim()),
+                                 .scale = 0.2f,
+                                 .cache = cache,
+                                 .out = view(out_, n, kShape.q_dim())});
+  }
+
+  Backend* backend_;
+  const Weight* table_;
+  Memory* pages_;
+  Memory rows_, angles_, out_;
+  OnDevice frequencies_;
+  const uint64_t owner_ = new_step_owner();
+};
+
+class Recording : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Backend> backend_ = make(GetParam());
+  Rng rng_{91000};
+  RandomMatrix table_{rng_, 50, kColumns, {.dtype = DType::f32}};
+  std::unique_ptr<Weight> weight_ = pack(*backend_, {&table_});
+  const size_t bytes_ = kPages * backend_->kv_page_bytes(kShape);
+  std::vector<int32_t> tokens(int n) {
+    std::vector<int32_t> ids;
+    for (int i = 0; i < n; ++i) ids.push_back(rng_.uniform(0, 49));
+    return ids;
+  }
+};
+
+TEST_P(Recording, AReplayedStepReadsItsOwnPositionPagesAndTokens) {
+  Memory pages(*backend_, bytes_), plain_pages(*backend_, bytes_);
+  Toy recorded(*backend_, *weight_, pages), plain(*backend_, *weight_, plain_pages);
+  plain.step(0, tokens(32), false);  // whatever scratch the operations need is there now, and recordings last
+  int start = 0;
+  for (const int n : {1, 1, 1, 3, 1, 3, 3, 1, 32, 32, 32, 1, 3}) {
+    SCOPED_TRACE("position " + std::to_string(start) + ", rows " + std::to_string(n));
+    const std::vector<int32_t> ids = tokens(n);
+    ASSERT_TRUE(same_bits(recorded.step(start, ids, true), plain.step(start, ids, false)));
+    start += n;
+  }
+}
+
+TEST_P(Recording, StepsOfOtherMemoryAreOfAnotherKind) {
+  Memory first(*backend_, bytes_), second(*backend_, bytes_), plain_pages(*backend_, bytes_);
+  Toy recorded(*backend_, *weight_, first), plain(*backend_, *weight_, plain_pages);
+  const uint64_t one = new_step_owner(), two = new_step_owner();
+  const std::vector<int32_t> ids = tokens(1);
+  plain.step(0, ids, false);  // whatever scratch the operations need is there now, and recordings last
+  for (int i = 0; i < 3; ++i) recorded.step(0, ids, true, one);
+  const std::vector<std::byte> before = first.read(0, bytes_);
+  recorded.use(second);
+  const std::vector<int32_t> others = {(ids[0] + 1) % 50};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(same_bits(recorded.step(0, others, true, two), plain.step(0, others, false)));
+  }
+  EXPECT_TRUE(same_bits(first.read(0, bytes_), before)) << "a step wrote to memory that is not its own";
+  EXPECT_TRUE(same_bits(second.read(0, bytes_), plain_pages.read(0, bytes_)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Recording, testing::ValuesIn(all_backends()), test_name);
+
+}  // namespace
+}  // namespace tandem::conformance
