@@ -35,16 +35,16 @@ class EmulatedCard final : public Card {
   }
   void zero(std::byte* device, size_t bytes) override { std::memset(device, 0, bytes); }
   void wait() override {}
-  void begin_recording() override { recording_ = std::make_unique<EmulatedRecording>(); }
-  std::unique_ptr<Recording> end_recording() override { return std::move(recording_); }
+  void begin_recording() override {
+    recording_ = std::make_unique<EmulatedRecording>();
+    recorded_ = &recording_->kernels;
+  }
+  std::unique_ptr<Recording> end_recording() override {
+    recorded_ = nullptr;
+    return std::move(recording_);
+  }
   void replay(const Recording& recording) override {
     for (const auto& kernel : static_cast<const EmulatedRecording&>(recording).kernels) kernel();
-  }
-
- protected:
-  void launch_emulated(std::function<void()> kernel) override {
-    if (recording_) return recording_->kernels.push_back(std::move(kernel));
-    kernel();
   }
 
  private:

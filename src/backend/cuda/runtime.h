@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/cuda/gpu.cuh"
 #include "base/result.h"
@@ -60,7 +61,7 @@ class Card {
   void launch(void (*kernel)(Args), dim3 grid, int threads, size_t shared_bytes, const Args& args) {
 #ifdef TANDEM_CUDA_EMULATED
     const char* name = __PRETTY_FUNCTION__;
-    launch_emulated([=] {
+    const auto go = [=] {
       struct Call {
         void (*kernel)(Args);
         const Args* args;
@@ -72,7 +73,9 @@ class Card {
             call.kernel(*call.args);
           },
           &call);
-    });
+    };
+    if (recorded_ == nullptr) return go();
+    recorded_->push_back(go);
 #else
     void* list[] = {const_cast<Args*>(&args)};
     launch_raw(reinterpret_cast<const void*>(kernel), grid, threads, shared_bytes, list);
@@ -81,8 +84,7 @@ class Card {
 
  protected:
 #ifdef TANDEM_CUDA_EMULATED
-  // Runs it, or keeps it for the recording under way.
-  virtual void launch_emulated(std::function<void()> kernel) = 0;
+  std::vector<std::function<void()>>* recorded_ = nullptr;  // of the recording under way
 #else
   virtual void launch_raw(const void* kernel, dim3 grid, int threads, size_t shared_bytes, void** args) = 0;
 #endif
