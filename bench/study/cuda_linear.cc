@@ -2,9 +2,9 @@
 // in the same process. Weights are random and rotated so that the card's cache holds none of them; times are
 // of recorded chains.
 //
-//   study_cuda_linear [--bits 8,4,16] [--rows 1,8,16,32] [--reps 7] [--shapes 27B]
+//   study_cuda_linear [--bits 8,4,16] [--rows 1,8,16,32,128,512] [--reps 7] [--shapes 27B]
 //
-// share = bytes of weights / time over the read bandwidth.
+// share = bytes of weights / time over the read bandwidth. More than 32 rows are a prompt's: not recorded.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -41,11 +41,12 @@ struct Chain {
   int rows = 1, repeats = 1;
   uint64_t owner = 0;
 
+  Path path() const { return rows > kMaxDecodeRows ? Path::prefill : Path::decode; }
   void run() {
     const View in = x.view(DType::f32, rows, weights[0]->k());
     const MutView out = y.view(DType::f32, rows, weights[0]->n());
     for (int i = 0; i < repeats; ++i) {
-      for (const auto& w : weights) backend->linear(Path::decode, in, *w, out);
+      for (const auto& w : weights) backend->linear(path(), in, *w, out);
     }
   }
 };
@@ -53,7 +54,7 @@ struct Chain {
 // Microseconds of one product in a recorded chain.
 double time_chain(Chain& chain, int reps) {
   const SeqStep seq{.n_rows = chain.rows};
-  const Step step{.n_rows = chain.rows, .seqs = {&seq, 1}};
+  const Step step{.path = chain.path(), .n_rows = chain.rows, .seqs = {&seq, 1}};
   float probe = 0;
   std::vector<double> times;
   for (int i = 0; i < reps + 3; ++i) {
@@ -85,7 +86,7 @@ std::vector<std::byte> random_bytes(size_t n, bool halves) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<int> bits{8, 4, 16}, row_counts{1, 8, 16, 32};
+  std::vector<int> bits{8, 4, 16}, row_counts{1, 8, 16, 32, 128, 512};
   int reps = 7;
   std::string shapes;
   CLI::App app("Matrix products of the cuda backend");
@@ -102,8 +103,9 @@ int main(int argc, char** argv) {
   Backend& backend = **made;
   const double read = backend.read_gb_per_s();
   fmt::print("{}, reads {:.0f} GB/s\n", backend.description(), read);
-  fmt::print("{:18} {:>4} {:>5} {:>9} {:>7} {:>6} {:>6}\n", "shape", "bits", "rows", "us", "GB/s", "share",
-             "ratio");
+  fmt::print("{:18} {:>4} {:>5} {:>9} {:>7} {:>6} {:>6} {:>8}\n", "shape", "bits", "rows", "us", "GB/s",
+             "share", "ratio", "TFLOP/s");
+  const int most_rows = *std::max_element(row_counts.begin(), row_counts.end());
   const std::vector<std::byte> data = random_bytes(size_t{34816} * 5120 * 2, true);
   for (const int b : bits) {
     for (const Shape& s : kShapes) {
@@ -123,21 +125,22 @@ int main(int argc, char** argv) {
       }
       std::vector<const Weight*> all;
       for (const auto& w : chain.weights) all.push_back(w.get());
-      if (!backend.reserve({.max_rows = 32, .weights = all}).ok()) return 1;
-      chain.x = *backend.allocate(size_t{32} * size_t(s.k) * 4, "x");
-      chain.y = *backend.allocate(size_t{32} * size_t(s.n) * 4, "y");
+      if (!backend.reserve({.max_rows = most_rows, .weights = all}).ok()) return 1;
+      chain.x = *backend.allocate(size_t(most_rows) * size_t(s.k) * 4, "x");
+      chain.y = *backend.allocate(size_t(most_rows) * size_t(s.n) * 4, "y");
       backend.zero(chain.y.data(), chain.y.bytes());
       backend.copy_in(chain.x.data(), std::span(data).first(chain.x.bytes()));
       double first = 0;
       for (const int rows : row_counts) {
         chain.rows = rows;
-        chain.repeats = std::max(1, int(4000.0 / (double(bytes) / 3e6) / double(chain.weights.size())));
+        const double flop = 2.0 * s.n * s.k * rows, guess_us = std::max(double(bytes) / 3e6, flop / 2e8);
+        chain.repeats = std::max(1, int(4000.0 / guess_us / double(chain.weights.size())));
         chain.owner = new_step_owner();
         const double us = time_chain(chain, reps);
         if (first == 0) first = us;
         const double gb_per_s = double(chain.weights[0]->bytes()) / us / 1e3;
-        fmt::print("{:18} {:>4} {:>5} {:>9.2f} {:>7.0f} {:>6.2f} {:>6.2f}\n", s.name, b, rows, us, gb_per_s,
-                   gb_per_s / read, us / first);
+        fmt::print("{:18} {:>4} {:>5} {:>9.2f} {:>7.0f} {:>6.2f} {:>6.2f} {:>8.1f}\n", s.name, b, rows, us,
+                   gb_per_s, gb_per_s / read, us / first, flop / us / 1e6);
       }
     }
   }

@@ -127,6 +127,29 @@ TEST_P(Linear, ARowOfAProductIsItsOwnWhateverSharesTheStep) {
   });
 }
 
+// Prompts: what a chunk of hundreds of rows makes of a row does not depend on where it was cut.
+TEST_P(Linear, ARowOfAPromptIsTheSameInEveryChunk) {
+  for_cases(16, 2500, [&](Rng& rng) {
+    const Problem problem(rng);
+    const auto w = problem.pack_on(*backend_);
+    const int rows = rng.uniform(65, 420);
+    SCOPED_TRACE(problem.text() + ", rows " + std::to_string(rows));
+    const Rows x = activations(rng, rows, problem.k), residual = normal_rows(rng, rows, problem.n);
+    const Rows y = run_linear(*backend_, Path::prefill, x, *w, rng.uniform(0, 5));
+    const Rows sum = run_linear_add(*backend_, Path::prefill, x, *w, residual, rng.uniform(0, 5));
+    for (int first = 0; first < rows;) {
+      const int n = std::min(rows - first, 64 * rng.pick({1, 1, 2, 3}));
+      const Rows some = x.slice(first, n);
+      ASSERT_TRUE(same_bits(y.slice(first, n), run_linear(*backend_, Path::prefill, some, *w)))
+          << "rows from " << first;
+      ASSERT_TRUE(same_bits(sum.slice(first, n),
+                            run_linear_add(*backend_, Path::prefill, some, *w, residual.slice(first, n), 0)))
+          << "rows from " << first;
+      first += n;
+    }
+  });
+}
+
 TEST_P(Linear, OutputsDoNotDependOnWhatTheyAreMergedWith) {
   for_cases(8, 3000, [&](Rng& rng) {
     const Problem problem(rng);

@@ -131,6 +131,11 @@ class CudaBackend final : public Backend {
   // For a product that several blocks share.
   SplitScratch split_scratch(const WeightPart& part, bool may_grow);
   void reserve_linear(const CudaWeight& w, int max_rows);
+  // linear_many.cu: products of many rows, with the bits of the others.
+  static bool is_many(int rows);
+  void product_of_many(const ActivationRows& x, const WeightPart& part, const float* bias, MutView y,
+                       bool add);
+  void reserve_many_rows(const CudaWeight& w, int max_rows);
   void reserve_experts(const Reserve& largest);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 

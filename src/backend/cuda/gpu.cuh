@@ -155,6 +155,35 @@ __device__ __forceinline__ uint4 load_written(const void* p) {
 #endif
 }
 
+// 16 bytes from memory to shared memory, past registers; both aligned. A thread's copies since its last
+// commit_copies() are a group; wait_for_copies<n>() returns when all but its last n groups have arrived, for
+// this thread: others see them after a barrier.
+__device__ __forceinline__ void copy_ahead(void* shared, const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::copy_ahead(shared, p);
+#else
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
+      "l"(p)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void commit_copies() {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::commit_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kLeft>
+__device__ __forceinline__ void wait_for_copies() {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::wait_for_copies(kLeft);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
 // Brings the line of memory at p nearer, into the cache that all processors share. Changes nothing else, so
 // it may come before wait_for_inputs().
 __device__ __forceinline__ void prefetch(const void* p) {

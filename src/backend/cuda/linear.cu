@@ -303,6 +303,7 @@ void CudaBackend::reserve_linear(const CudaWeight& w, int max_rows) {
   for (const WeightPart& part : w.parts) {
     if (part.split_bits > 0) split_scratch(part, true);
   }
+  reserve_many_rows(w, max_rows);
 }
 
 CudaBackend::SplitScratch CudaBackend::split_scratch(const WeightPart& part, bool may_grow) {
@@ -354,6 +355,10 @@ void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& 
                     kWarps * kWarp, 0,
                     DenseArgs{reinterpret_cast<const float*>(part.data), rows_of(rows), y.rows, part.n, w.k(),
                               w.n_slices(), rows_of(y), part.first, bias, add});
+      continue;
+    }
+    if (is_many(y.rows)) {
+      product_of_many(x, part, bias, y, add);
       continue;
     }
     const SplitScratch scratch = part.split_bits == 0 ? SplitScratch{} : split_scratch(part, may_grow());

@@ -155,7 +155,10 @@ class CudaCard final : public Card {
  protected:
   void launch_raw(const void* kernel, dim3 grid, int threads, size_t shared_bytes, void** args) override {
     if (shared_bytes > 48 * 1024 && enlarged_.insert(kernel).second) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, info_.shared_bytes),
+      cudaFuncAttributes own{};
+      check(cudaFuncGetAttributes(&own, kernel), "asking for shared memory");
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 info_.shared_bytes - int(own.sharedSizeBytes)),
             "asking for shared memory");
     }
     cudaLaunchConfig_t config{};

@@ -16,6 +16,7 @@ namespace ctx = boost::context::detail;
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxShared = 228 * 1024;
+constexpr int kMaxCopies = 64;  // of a thread, under way
 
 // Threads meet here: all leave once `members` have arrived.
 struct Meeting {
@@ -34,9 +35,16 @@ struct Warp {
   Brought& next() { return brought[meeting.round % 2]; }
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  int group;
+};
+
 struct Fiber {
   ctx::fcontext_t context = nullptr;
   bool done = false;
+  int n_copies = 0, copy_groups = 0;  // copies under way (Block::copies, oldest first); groups committed
   // Where it waits, and the round it waits for the end of.
   const Meeting* waits_at = nullptr;
   unsigned round = 0;
@@ -51,6 +59,7 @@ struct Block {
   Meeting meeting;
   std::vector<Warp> warps = std::vector<Warp>(kMaxThreads / 32);
   std::vector<Fiber> fibers = std::vector<Fiber>(kMaxThreads);
+  std::vector<Copy> copies = std::vector<Copy>(size_t{kMaxThreads} * kMaxCopies);
   std::unique_ptr<std::byte[]> stacks =
       std::make_unique_for_overwrite<std::byte[]>(kMaxThreads * kStackBytes);
   size_t shared_bytes = 0;
@@ -143,6 +152,31 @@ std::byte* dynamic_shared_memory() {
 }
 void sync_block() { meet(block().meeting); }
 void sync_warp() { meet(warp().meeting); }
+
+namespace {
+Fiber& me() { return block().fibers[size_t(block().current)]; }
+Copy* my_copies() { return &block().copies[size_t(block().current) * kMaxCopies]; }
+}  // namespace
+
+void copy_ahead(void* to, const void* from) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0 ||
+      me().n_copies == kMaxCopies) {
+    std::fprintf(stderr, "kernel %s: copies of 16 bytes that are not aligned, or more than %d under way\n",
+                 block().name, kMaxCopies);
+    std::abort();
+  }
+  my_copies()[me().n_copies++] = {to, from, me().copy_groups};
+}
+void commit_copies() { ++me().copy_groups; }
+void wait_for_copies(int groups_left) {
+  Copy* copies = my_copies();
+  int n = 0;
+  for (; n < me().n_copies && copies[n].group < me().copy_groups - groups_left; ++n) {
+    std::memcpy(copies[n].to, copies[n].from, 16);
+  }
+  me().n_copies -= n;
+  std::memmove(copies, copies + n, size_t(me().n_copies) * sizeof(Copy));
+}
 
 uint32_t exchange(uint32_t bits, int from) {
   Warp& w = warp();

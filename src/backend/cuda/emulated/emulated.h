@@ -61,6 +61,10 @@ uint32_t f16_bits(float x);
 float f16_value(uint32_t bits);
 uint32_t bf16_bits(float x);
 std::byte* dynamic_shared_memory();
+// Copies that arrive as late as they may: when a thread waits for them.
+void copy_ahead(void* to, const void* from);
+void commit_copies();
+void wait_for_copies(int groups_left);
 
 // Runs body(argument) for every thread of every block.
 void run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, void (*body)(const void*),
