@@ -310,6 +310,9 @@ class Backend {
   // residual += tree over slices of (sum over chosen experts in ascending id of weight * down slice, then the
   // shared expert's sigmoid(shared_gate x) * down slice).
   void moe_experts(Path path, const MoeExperts& args);
+  // ids[r] = the token of the highest of logits[r][0 .. n), of equal ones (-0 equals 0) the first: what
+  // greedy sampling chooses. -1 where one of them is NaN or infinite. ids [rows, 1] i32.
+  void choose_greedy(View logits, int n, MutView ids);
 
   // ---- blocks ----
   void delta_inputs(const Step& step, const DeltaInputs& args,
@@ -340,6 +343,7 @@ class Backend {
   virtual void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) = 0;
   virtual void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) = 0;
   virtual void do_moe_experts(Path path, const MoeExperts& args) = 0;
+  virtual void do_choose_greedy(View logits, int n, MutView ids) = 0;
 
   virtual void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch);
   virtual void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch);

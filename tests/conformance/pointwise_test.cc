@@ -1,6 +1,7 @@
 // Norms, gates and rotary angles.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "conformance/estimate.h"
 #include "conformance/harness.h"
@@ -112,6 +113,43 @@ TEST_P(Pointwise, RopeAnglesStayAccurateToTheEndOfALongContext) {
       }
     }
     EXPECT_TRUE(within(out.read(), want));
+  });
+}
+
+// What a sampler at temperature 0 chooses, to the token: among equals the first, and nothing where a logit is
+// no finite number.
+TEST_P(Pointwise, TheGreedyChoiceIsTheFirstOfTheHighest) {
+  for_cases(40, 15000, [&](Rng& rng) {
+    const int rows = rng.pick({1, 1, 2, 5, 32}), gap = rng.pick({0, 0, 1, 4});
+    const int cols = rng.pick({1, 3, 31, 512, 2047, 2048, 2049, 9000, 30000}), n = rng.uniform(1, cols);
+    SCOPED_TRACE(std::to_string(n) + " of [" + std::to_string(rows) + ", " + std::to_string(cols) + "]");
+    Rows logits = wild_rows(rng, rows, cols);
+    std::vector<int32_t> want;
+    for (int r = 0; r < rows; ++r) {
+      float* row = logits.row(r);
+      switch (rng.uniform(0, 5)) {
+        case 0:  // many equals
+          for (int c = 0; c < cols; ++c) row[c] = float(rng.uniform(0, 3));
+          break;
+        case 1:  // zeros of both signs
+          for (int c = 0; c < cols; ++c) row[c] = rng.pick({0.0f, -0.0f, -1.0f});
+          break;
+        case 2:  // no number among those that count, or behind them
+          row[rng.uniform(0, cols - 1)] = rng.pick({NAN, -NAN, INFINITY, -INFINITY});
+          break;
+        case 3:
+          for (int c = 0; c < cols; ++c) row[c] = -std::numeric_limits<float>::max();
+          break;
+        default:
+          break;
+      }
+      const bool finite = std::all_of(row, row + n, [](float x) { return std::isfinite(x); });
+      want.push_back(finite ? int32_t(std::max_element(row, row + n) - row) : -1);
+    }
+    const OnDevice in(*backend_, logits, gap);
+    const IntsOnDevice ids(*backend_, rows, 1);
+    backend_->choose_greedy(in, n, ids.view());
+    EXPECT_EQ(ids.read(), want);
   });
 }
 

@@ -192,6 +192,8 @@ struct Kernels {
   void (*mix_experts)(const float* const* parts, const float* weights, int n_parts, int n_slices,
                       int64_t slice_stride, int n, float* residual);
   float (*sigmoid)(float x);
+  // The first of the highest of n numbers; -1 where one of them is NaN or infinite.
+  int (*highest)(const float* x, int n);
 };
 
 // The table of one instruction set; this machine must support it (isa.h).

@@ -31,6 +31,7 @@ const Kernels& table() {
       .route_weights = route_weights,
       .mix_experts = mix_experts,
       .sigmoid = sigmoid_of,
+      .highest = highest,
   };
   return kTable;
 }

@@ -101,6 +101,12 @@ void CpuBackend::do_block_conv(const Step& step, const BlockConv& a) {
   }
 }
 
+void CpuBackend::do_choose_greedy(View logits, int n, MutView ids) {
+  for_rows(logits.rows, 0.2 * n, [&](int r) {
+    static_cast<int32_t*>(ids.data)[r * ids.stride] = kernels_.highest(row(logits, r), n);
+  });
+}
+
 void CpuBackend::do_rope_angles(const Step& step, View frequencies, float m, MutView angles) {
   const int n = frequencies.cols;
   const float* f = row(frequencies, 0);

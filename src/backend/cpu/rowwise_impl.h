@@ -3,6 +3,9 @@
 // lanes.
 #pragma once
 
+#include <cstring>
+#include <limits>
+
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/vec_math.h"
 
@@ -128,6 +131,26 @@ inline void mix_experts(const float* const* parts, const float* weights, int n_p
     }
     store_up_to(residual + c, load_up_to(residual + c, m) + slice[0], m);
   }
+}
+
+// As integers with the sign folded, floats compare in their order (but for -0 < +0, which the search by value
+// puts right): one pass without branches, which the compiler turns into vectors.
+inline int highest(const float* x, int n) {
+  int32_t most = std::numeric_limits<int32_t>::min(), not_finite = 0;
+  for (int i = 0; i < n; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    const int32_t ordered = bits ^ ((bits >> 31) & 0x7fffffff);
+    most = ordered > most ? ordered : most;
+    not_finite |= -int32_t((bits & 0x7f800000) == 0x7f800000);
+  }
+  if (not_finite != 0) return -1;
+  const int32_t bits = most ^ ((most >> 31) & 0x7fffffff);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  int i = 0;
+  while (x[i] != value) ++i;
+  return i;
 }
 
 }  // namespace tandem::cpu::TD_ISA

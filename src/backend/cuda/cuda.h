@@ -88,6 +88,7 @@ class CudaBackend final : public Backend {
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
+  void do_choose_greedy(View logits, int n, MutView ids) override;
 
   void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) override;
   void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
@@ -137,6 +138,7 @@ class CudaBackend final : public Backend {
                        bool add);
   void reserve_many_rows(const CudaWeight& w, int max_rows);
   void reserve_experts(const Reserve& largest);
+  void reserve_choice(int max_rows);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 
   // fold_states of the convolution's windows.

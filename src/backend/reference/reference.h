@@ -72,6 +72,7 @@ class ReferenceBackend final : public Backend {
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
+  void do_choose_greedy(View logits, int n, MutView ids) override;
 
  private:
   const DeltaForm delta_;
