@@ -41,7 +41,8 @@ void Engine::decode_all(const Sink& sink) {
   plan_drafts();
   if (!begin_step(sink)) return;
   const Clock::time_point verify = Clock::now();
-  decoder_->forward({.path = Path::decode, .n_rows = int(ids_.size()), .seqs = seqs_}, ids_, pool_);
+  decoder_->forward_with_head({.path = Path::decode, .n_rows = int(ids_.size()), .seqs = seqs_}, ids_, pool_,
+                              n_choices(stepping_));
   verify_s_ += seconds_since(verify);
   accept_rows(sink);
   commit_rows();
@@ -199,19 +200,18 @@ Status Engine::begin_rows(Active& a) {
 
 // Rows in order, in blocks that the head takes; a sequence's rows may lie in two blocks.
 void Engine::accept_rows(const Sink& sink) {
-  const auto n_vocab = size_t(decoder_->shape().n_vocab);
   const int n_rows = int(ids_.size()), most = decoder_->limits().max_logit_rows;
   size_t at = 0;  // the first sequence that has rows from here on
   for (int first = 0; first < n_rows; first += most) {
     const int n = std::min(most, n_rows - first);
     const Clock::time_point start = Clock::now();
-    const std::span<float> logits = decoder_->logits(first, n);
+    if (first > 0) decoder_->head(first, n, n_choices(stepping_));
     verify_s_ += seconds_since(start);
     for (size_t s = at; s < stepping_.size() && stepping_[s]->first_row < first + n; ++s) {
       Active& a = *stepping_[s];
       // Children lie behind their parents, so the walk never turns back to an earlier block.
       while (a.judging && a.first_row + a.node < first + n) {
-        judge(a, logits.subspan(size_t(a.first_row + a.node - first) * n_vocab, n_vocab), sink);
+        judge(a, sink);
       }
       if (a.first_row + 1 + a.draft.n <= first + n) at = s + 1;
     }
@@ -219,12 +219,12 @@ void Engine::accept_rows(const Sink& sink) {
 }
 
 // Chooses the token after row a.node, and moves on to the row that drafted it, if there is one.
-void Engine::judge(Active& a, std::span<float> logits, const Sink& sink) {
-  if (!a.draft.is_chain()) return judge_tree(a, logits, sink);
+void Engine::judge(Active& a, const Sink& sink) {
+  if (!a.draft.is_chain()) return judge_tree(a, sink);
   std::optional<TokenId> drafted;
   if (a.node < a.draft.n) drafted = a.draft.tokens[size_t(a.node)];
   const auto place = size_t(a.node);
-  const bool accepted = choose(a, logits, drafted, sink);
+  const bool accepted = choose(a, said_after(a, a.first_row + a.node), drafted, sink);
   if (drafted) ++a.stats.speculation.judged_at[place];
   a.judging = false;
   if (!accepted) return;
@@ -236,9 +236,9 @@ void Engine::judge(Active& a, std::span<float> logits, const Sink& sink) {
 }
 
 // In a tree the target's token is looked for among the children of the row.
-void Engine::judge_tree(Active& a, std::span<float> logits, const Sink& sink) {
+void Engine::judge_tree(Active& a, const Sink& sink) {
   const size_t before = a.text.size();
-  choose(a, logits, std::nullopt, sink);
+  choose(a, said_after(a, a.first_row + a.node), std::nullopt, sink);
   a.judging = false;
   if (a.text.size() == before) return;
   const auto depth = size_t(a.n_kept - 1);
@@ -362,10 +362,31 @@ void Engine::learn(double round_s) {
   }
 }
 
-Result<TokenId> Engine::token_of(Active& a, std::span<float> logits, std::optional<TokenId> draft) {
+bool Engine::is_greedy(const Active& a) {
+  const SamplingParams& sampling = a.request.sampling;
+  return sampling.temperature == 0 && !a.request.top_logprobs && !changes_logits(sampling, a.history, {});
+}
+
+int Engine::n_choices(std::span<Active* const> sequences) const {
+  const bool any =
+      std::any_of(sequences.begin(), sequences.end(), [](const Active* a) { return is_greedy(*a); });
+  return any ? options_.n_text_tokens : 0;
+}
+
+// The first question of a round waits for its step.
+Engine::Said Engine::said_after(const Active& a, int row) {
+  const Clock::time_point start = Clock::now();
+  Said said;
+  if (is_greedy(a)) said.greedy = decoder_->choice(row);
+  if (said.greedy < 0) said.logits = decoder_->row_logits(row).first(size_t(options_.n_text_tokens));
+  verify_s_ += seconds_since(start);
+  return said;
+}
+
+Result<TokenId> Engine::token_of(Active& a, const Said& said, std::optional<TokenId> draft) {
   const auto position = uint32_t(a.text.size());
   const SampleRow row{
-      .logits = logits, .params = a.request.sampling, .history = a.history, .position = position};
+      .logits = said.logits, .params = a.request.sampling, .history = a.history, .position = position};
   const TokenPlace place{.seed = a.request.sampling.seed, .position = position};
   if (const double chance = a.arm != nullptr ? a.arm->drafter->simulated_acceptance() : 0;
       chance > 0 && draft) {
@@ -373,6 +394,7 @@ Result<TokenId> Engine::token_of(Active& a, std::span<float> logits, std::option
         uniform_noise({.seed = place.seed, .position = position, .purpose = NoisePurpose::accept}, 0);
     if (lot <= chance) return *draft;
   }
+  if (said.greedy >= 0) return said.greedy;
   // Greedy: a draft is right if it is what the target says, in every mode.
   if (options_.accept.mode == AcceptMode::coupled || a.request.sampling.temperature == 0) {
     return sampler_.choose(row);
@@ -387,14 +409,13 @@ Result<TokenId> Engine::token_of(Active& a, std::span<float> logits, std::option
   return test_draft(probabilities_, *draft, q, place, options_.accept.exponent).token;
 }
 
-bool Engine::choose(Active& a, std::span<float> logits, std::optional<TokenId> draft, const Sink& sink) {
-  logits = logits.first(size_t(options_.n_text_tokens));
+bool Engine::choose(Active& a, const Said& said, std::optional<TokenId> draft, const Sink& sink) {
   const bool with_logprobs = a.request.top_logprobs.has_value();
   // The raw distribution must be read before processors edit the row; which token, only after the choice.
   Logprobs of_token;
   std::vector<float> untouched;
-  if (with_logprobs) untouched.assign(logits.begin(), logits.end());
-  const Result<TokenId> chosen = token_of(a, logits, draft);
+  if (with_logprobs) untouched.assign(said.logits.begin(), said.logits.end());
+  const Result<TokenId> chosen = token_of(a, said, draft);
   if (!chosen.ok()) {
     fail(a, chosen.error().message, sink);
     return false;

@@ -172,10 +172,12 @@ void Engine::prefill_one(const Sink& sink) {
   }
   a.n_prefilled = end;
   if (end == total) {
-    const std::span<float> row = decoder_->logits(n - 1, 1);
+    Active* const one[] = {&a};
+    decoder_->head(n - 1, 1, n_choices(one));
+    const Said said = said_after(a, n - 1);
     a.answering = true;
     a.stats.prefill_s += seconds_since(start);
-    choose(a, row, std::nullopt, sink);
+    choose(a, said, std::nullopt, sink);
     return;
   }
   a.stats.prefill_s += seconds_since(start);

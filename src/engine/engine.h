@@ -147,15 +147,26 @@ class Engine {
   bool begin_step(const Sink& sink);
   Status begin_rows(Active& a);
   void accept_rows(const Sink& sink);
-  void judge(Active& a, std::span<float> logits, const Sink& sink);
+  void judge(Active& a, const Sink& sink);
   void commit_rows();
   void learn(double round_s);
   void learn_costs(double other_s);
-  void judge_tree(Active& a, std::span<float> logits, const Sink& sink);
-  // Chooses the next token from the logits of one row, which may be edited, and reports it. `draft`: the
-  // token that was drafted for this place, if any; true if that is what came out and the answer goes on.
-  bool choose(Active& a, std::span<float> logits, std::optional<TokenId> draft, const Sink& sink);
-  Result<TokenId> token_of(Active& a, std::span<float> logits, std::optional<TokenId> draft);
+  void judge_tree(Active& a, const Sink& sink);
+  // Whether the greedy choice is all that a's next token takes.
+  static bool is_greedy(const Active& a);
+  // Tokens that the decoder's greedy choices are among, where any of `sequences` wants one; else 0.
+  int n_choices(std::span<Active* const> sequences) const;
+  // What the target says of the token after a row: its greedy choice, or else the logits, which may be
+  // edited.
+  struct Said {
+    TokenId greedy = -1;
+    std::span<float> logits = {};
+  };
+  Said said_after(const Active& a, int row);
+  // Chooses the next token and reports it. `draft`: the token that was drafted for this place, if any; true
+  // if that is what came out and the answer goes on.
+  bool choose(Active& a, const Said& said, std::optional<TokenId> draft, const Sink& sink);
+  Result<TokenId> token_of(Active& a, const Said& said, std::optional<TokenId> draft);
   void finish(Active& a, FinishReason reason, std::optional<TokenId> token, const Logprobs* logprobs,
               const Sink& sink);
   void fail(Active& a, const std::string& error, const Sink& sink);

@@ -94,6 +94,7 @@ Status Decoder::allocate() {
       {&angles_all_, DType::f32, rows, std::max(shape_.attention.rotary_dims, 1)},
       {&hidden_all_, DType::f32, limits_.max_logit_rows, shape_.d_model},
       {&logits_all_, DType::f32, limits_.max_logit_rows, shape_.n_vocab},
+      {&choices_all_, DType::i32, limits_.max_logit_rows, 1},
       {&scratch_.norm, DType::f32, rows, shape_.d_model},
       {&scratch_.wide, DType::f32, rows, wide},
       {&scratch_.inner, DType::f32, rows, inner},
@@ -115,6 +116,7 @@ Status Decoder::allocate() {
   size_t offset = 0;
   if (!backend_->memory_is_host()) {
     logits_copy_.resize(size_t(limits_.max_logit_rows) * size_t(shape_.n_vocab));
+    choices_copy_.resize(size_t(limits_.max_logit_rows));
   }
   for (const Part& p : parts) {
     *p.view = activations_.view(p.dtype, p.rows, p.cols, offset);
@@ -123,31 +125,43 @@ Status Decoder::allocate() {
   return {};
 }
 
-void Decoder::forward(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
-  TD_CHECK(step.n_rows == int(ids.size()) && step.n_rows > 0 && step.n_rows <= limits_.max_rows,
-           "step of %d rows, %zu tokens, at most %d", step.n_rows, ids.size(), limits_.max_rows);
+void Decoder::check_ids(const Step& step, std::span<const TokenId> ids) const {
+  TD_CHECK(step.n_rows == int(ids.size()), "step of %d rows, %zu tokens", step.n_rows, ids.size());
   for (const TokenId id : ids) TD_CHECK(id >= 0 && id < shape_.n_vocab, "token %d of %d", id, shape_.n_vocab);
-  run(step, ids, pool);
 }
 
-void Decoder::forward_rows(const Step& step, const StatePool& pool) {
-  TD_CHECK(step.n_rows > 0 && step.n_rows <= limits_.max_rows, "step of %d rows, at most %d", step.n_rows,
-           limits_.max_rows);
-  run(step, {}, pool);
+void Decoder::forward(const Step& step, std::span<const TokenId> ids, const StatePool& pool) {
+  check_ids(step, ids);
+  run(step, ids, pool, Extent::layers);
 }
+
+void Decoder::forward_rows(const Step& step, const StatePool& pool) { run(step, {}, pool, Extent::layers); }
 
 void Decoder::cache_rows(const Step& step, const StatePool& pool) {
-  TD_CHECK(step.n_rows > 0 && step.n_rows <= limits_.max_rows && weights_.layers.size() == 1 &&
-               std::holds_alternative<AttentionMixer>(weights_.layers[0].mixer),
-           "%d rows for the caches of %zu layers, at most %d rows and one layer", step.n_rows,
-           weights_.layers.size(), limits_.max_rows);
+  TD_CHECK(weights_.layers.size() == 1 && std::holds_alternative<AttentionMixer>(weights_.layers[0].mixer),
+           "caches of %zu layers alone, want one", weights_.layers.size());
   run(step, {}, pool, Extent::caches);
 }
 
+void Decoder::forward_with_head(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
+                                int n_choices) {
+  check_ids(step, ids);
+  if (n_choices > 0 && n_choices != n_choices_in_steps_) {  // recorded as it was
+    n_choices_in_steps_ = n_choices;
+    step_owners_[size_t(Extent::choices)] = new_step_owner();
+  }
+  run(step, ids, pool, n_choices > 0 ? Extent::choices : Extent::head);
+}
+
 void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent) {
+  TD_CHECK(step.n_rows > 0 && step.n_rows <= limits_.max_rows, "step of %d rows, at most %d", step.n_rows,
+           limits_.max_rows);
   residual_ = x_all_.row_range(0, step.n_rows);
   angles_ = angles_all_.row_range(0, step.n_rows);
   if (!taps_.empty()) features_ = features_all_.row_range(0, step.n_rows);
+  const bool with_head = extent == Extent::head || extent == Extent::choices;
+  set_at_hand(0, with_head ? std::min(step.n_rows, limits_.max_logit_rows) : 0,
+              extent == Extent::choices ? n_choices_in_steps_ : 0);
   struct Run {
     Decoder* decoder;
     const Step* step;
@@ -160,19 +174,22 @@ void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePoo
     Decoder& d = *r.decoder;
     if (!r.ids.empty()) d.backend_->embed(*d.weights_.embedding, r.ids, d.residual_);
     d.run_layers(*r.step, *r.pool, r.extent);
+    if (d.n_at_hand_ > 0) d.run_head(d.residual_.row_range(0, d.n_at_hand_));
   };
   if (observer_) return body(&run);  // it looks at every step, recorded or not
-  // Steps of another extent are of another kind.
-  const uint64_t owner = extent == Extent::all ? step_owner_ : cache_step_owner_;
-  backend_->run(
-      {.owner = owner, .state = pool.id(), .step = &step, .ids = ids, .body = body, .context = &run});
+  backend_->run({.owner = step_owners_[size_t(extent)],
+                 .state = pool.id(),
+                 .step = &step,
+                 .ids = ids,
+                 .body = body,
+                 .context = &run});
 }
 
 void Decoder::set_attention_view(int layer, bool bidirectional, int window) {
   auto& mixer = std::get<AttentionMixer>(weights_.layers[size_t(layer)].mixer);
   mixer.bidirectional = bidirectional;
   mixer.window = window;
-  step_owner_ = new_step_owner();
+  renew_owners();
 }
 
 Status Decoder::tap_layers(std::span<const int> layers) {
@@ -186,7 +203,7 @@ Status Decoder::tap_layers(std::span<const int> layers) {
   TD_ASSIGN_OR_RETURN(features_memory_, backend_->allocate(bytes, "hidden states for the drafter"));
   features_all_ = features_memory_.view(DType::f32, limits_.max_rows, cols);
   taps_.assign(layers.begin(), layers.end());
-  step_owner_ = new_step_owner();
+  renew_owners();
   return {};
 }
 
@@ -306,33 +323,74 @@ void Decoder::feed_forward(const Step& step, const DecoderLayer& layer, const Mo
                 scratch_);
 }
 
-std::span<float> Decoder::logits(int first, int n) {
+void Decoder::set_at_hand(int first, int n, int n_choices) {
+  at_hand_ = first;
+  n_at_hand_ = n;
+  n_choices_ = n_choices;
+  choices_ = nullptr;
+  if (n > 0) hidden_ = hidden_all_.row_range(0, n);
+}
+
+void Decoder::head(int first, int n, int n_choices) {
   TD_CHECK(first >= 0 && n > 0 && first + n <= residual_.rows && n <= limits_.max_logit_rows,
-           "logits of rows %d + %d of %d, at most %d", first, n, residual_.rows, limits_.max_logit_rows);
-  hidden_ = hidden_all_.row_range(0, n);
-  return run_head(residual_.row_range(first, n));
+           "head of rows %d + %d of %d, at most %d", first, n, residual_.rows, limits_.max_logit_rows);
+  set_at_hand(first, n, n_choices);
+  run_head(residual_.row_range(first, n));
 }
 
-std::span<float> Decoder::logits(std::span<const int32_t> rows) {
-  const int n = int(rows.size());
-  TD_CHECK(n > 0 && n <= limits_.max_logit_rows, "logits of %d rows, at most %d", n, limits_.max_logit_rows);
-  hidden_ = hidden_all_.row_range(0, n);
-  backend_->copy_rows(residual_, rows, hidden_);
-  return run_head(hidden_);
-}
-
-std::span<float> Decoder::run_head(View x) {
-  const MutView out = logits_all_.row_range(0, x.rows);
+void Decoder::run_head(View x) {
+  const MutView logits = logits_all_.row_range(0, x.rows);
   backend_->head({.x = x,
                   .gain = weights_.final_gain,
                   .eps = shape_.norm_eps,
                   .weight = weights_.head.get(),
                   .hidden = hidden_,
-                  .logits = out});
-  const size_t count = size_t(x.rows) * size_t(shape_.n_vocab);
-  if (backend_->memory_is_host()) return {static_cast<float*>(out.data), count};
-  const auto copy = std::span(logits_copy_).first(count);
-  backend_->copy_out(std::as_writable_bytes(copy), static_cast<const std::byte*>(out.data));
+                  .logits = logits});
+  if (n_choices_ > 0) backend_->choose_greedy(logits, n_choices_, choices_all_.row_range(0, x.rows));
+}
+
+int Decoder::place_at_hand(int row) const {
+  TD_CHECK(row >= at_hand_ && row < at_hand_ + n_at_hand_, "row %d of a step, at hand are %d + %d", row,
+           at_hand_, n_at_hand_);
+  return row - at_hand_;
+}
+
+std::span<float> Decoder::row_logits(int row) { return logits_on_host(place_at_hand(row), 1); }
+
+TokenId Decoder::choice(int row) {
+  const int place = place_at_hand(row);
+  if (n_choices_ == 0) return -1;
+  if (choices_ == nullptr) {
+    choices_ = static_cast<const TokenId*>(choices_all_.data);
+    if (!backend_->memory_is_host()) {
+      const auto copy = std::as_writable_bytes(std::span(choices_copy_).first(size_t(n_at_hand_)));
+      backend_->copy_out(copy, reinterpret_cast<const std::byte*>(choices_));
+      choices_ = choices_copy_.data();
+    }
+  }
+  return choices_[place];
+}
+
+std::span<float> Decoder::logits(int first, int n) {
+  head(first, n, 0);
+  return logits_on_host(0, n);
+}
+
+std::span<float> Decoder::logits(std::span<const int32_t> rows) {
+  const int n = int(rows.size());
+  TD_CHECK(n > 0 && n <= limits_.max_logit_rows, "logits of %d rows, at most %d", n, limits_.max_logit_rows);
+  set_at_hand(0, n, 0);
+  backend_->copy_rows(residual_, rows, hidden_);
+  run_head(hidden_);
+  return logits_on_host(0, n);
+}
+
+std::span<float> Decoder::logits_on_host(int first, int n) {
+  const size_t count = size_t(n) * size_t(shape_.n_vocab), offset = size_t(first) * size_t(shape_.n_vocab);
+  float* logits = static_cast<float*>(logits_all_.data) + offset;
+  if (backend_->memory_is_host()) return {logits, count};
+  const auto copy = std::span(logits_copy_).subspan(offset, count);
+  backend_->copy_out(std::as_writable_bytes(copy), reinterpret_cast<const std::byte*>(logits));
   return copy;
 }
 

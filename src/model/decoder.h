@@ -3,6 +3,7 @@
 // tensors are named, not here.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -72,7 +73,7 @@ struct DecoderWeights {
 // The most a decoder is asked to do at once; sizes its activations.
 struct DecoderLimits {
   int max_rows = 512;       // of one step, all sequences together
-  int max_logit_rows = 32;  // of one call of logits()
+  int max_logit_rows = 32;  // through the head at a time
 };
 
 // Layers put together otherwise than the decoder's own, from its weights.
@@ -108,11 +109,16 @@ class Decoder {
   // How attention layer `layer` of a block drafter sees (backend.h: Attention).
   void set_attention_view(int layer, bool bidirectional, int window);
 
+  // forward(), and then head() of the step's first rows, as many as it takes: in one, so that a backend that
+  // records steps replays both.
+  void forward_with_head(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
+                         int n_choices);
+
   // From now on forward() runs `pass` in place of its own layers; taps and observers see none of them. The
   // pass must live as long as the decoder is used.
   void replace_layers(LayerPass* pass) {
     layer_pass_ = pass;
-    step_owner_ = new_step_owner();
+    renew_owners();
   }
 
   // From now on forward() keeps the outputs of these layers (zero-based, ascending or not) side by side: what
@@ -122,8 +128,17 @@ class Decoder {
   View features() const { return features_; }
   int features_all_cols() const { return features_all_.cols; }
 
-  // Logits of rows [first, first + n) of the last forward, [n, n_vocab], n <= max_logit_rows. The caller may
-  // edit them; they last until the next forward() or logits().
+  // Norm and head of rows [first, first + n) of the last forward, n <= max_logit_rows, which are then at hand
+  // until the next forward, head() or logits(). n_choices > 0: also the greedy choice of each among the first
+  // n_choices tokens.
+  void head(int first, int n, int n_choices);
+  // Of a row of the last forward that is at hand: its logits [n_vocab], which the caller may edit;
+  std::span<float> row_logits(int row);
+  // its greedy choice (Backend::choose_greedy), -1 if none was asked for. The first call brings those of all
+  // rows.
+  TokenId choice(int row);
+
+  // head() of those rows, and their logits [n, n_vocab], which the caller may edit.
   std::span<float> logits(int first, int n);
 
   // The same for any rows of the last forward, [rows.size(), n_vocab].
@@ -133,7 +148,7 @@ class Decoder {
   // hidden rows as well, for tests and tools: forward() calls `observer` (if set) after the embedding (0) and
   // after each layer (i + 1).
   View residual() const { return residual_; }
-  View hidden() const { return hidden_; }  // after the final norm, of the rows of the last logits() call
+  View hidden() const { return hidden_; }  // after the final norm, of the rows at hand
   using Observer = void (*)(void* context, int layer, View residual);
   void observe(Observer observer, void* context) {
     observer_ = observer;
@@ -158,13 +173,24 @@ class Decoder {
 
  private:
   Decoder(Backend& backend, DecoderShape shape, DecoderWeights weights, const DecoderLimits& limits)
-      : backend_(&backend), shape_(std::move(shape)), weights_(std::move(weights)), limits_(limits) {}
+      : backend_(&backend), shape_(std::move(shape)), weights_(std::move(weights)), limits_(limits) {
+    renew_owners();
+  }
   Status allocate();
-  // Norm and head of rows x into hidden_ (which may be x) and the logits.
-  std::span<float> run_head(View x);
-  enum class Extent : uint8_t { all, caches };
-  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
-           Extent extent = Extent::all);
+  void set_at_hand(int first, int n, int n_choices);
+  // Norm and head of rows x, those at hand, into hidden_ (which may be x) and the logits, and their choices.
+  void run_head(View x);
+  int place_at_hand(int row) const;  // among the rows at hand
+  // Logits of rows at hand where the host can read and edit them.
+  std::span<float> logits_on_host(int first, int n);
+  // How far a step goes; one of another extent is of another kind.
+  enum class Extent : uint8_t { caches, layers, head, choices };
+  static constexpr size_t kExtents = 4;
+  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent);
+  void renew_owners() {
+    for (uint64_t& owner : step_owners_) owner = new_step_owner();
+  }
+  void check_ids(const Step& step, std::span<const TokenId> ids) const;
   void run_layers(const Step& step, const StatePool& pool, Extent extent);
   void mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);
   void mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer, const StatePool& pool);
@@ -184,14 +210,19 @@ class Decoder {
   Scratch scratch_;
   std::vector<float>
       logits_copy_;  // [max_logit_rows, n_vocab] where the host cannot read the backend's memory
-  MutView x_all_, hidden_all_, logits_all_, angles_all_;  // at their largest
-  MutView residual_, hidden_, angles_;                    // of the last step
+  std::vector<TokenId> choices_copy_;                                   // [max_logit_rows], likewise
+  MutView x_all_, hidden_all_, logits_all_, choices_all_, angles_all_;  // at their largest
+  MutView residual_, hidden_, angles_;                                  // of the last step
+  int at_hand_ = 0, n_at_hand_ = 0;   // first and number of the rows that the head has seen
+  int n_choices_ = 0;                 // tokens that their choices are among; 0: no choices
+  const TokenId* choices_ = nullptr;  // of theirs, once they have been asked for
   std::vector<int> taps_;
   DeviceBuffer features_memory_;
   MutView features_all_, features_;
   LayerPass* layer_pass_ = nullptr;
-  // Of the steps that backends may record; new ones when what a step does changes.
-  uint64_t step_owner_ = new_step_owner(), cache_step_owner_ = new_step_owner();
+  // Of the steps that backends may record, by extent; new ones when what a step does changes.
+  std::array<uint64_t, kExtents> step_owners_ = {};
+  int n_choices_in_steps_ = 0;  // of those recorded
   Observer observer_ = nullptr;
   void* observer_context_ = nullptr;
 };
