@@ -28,8 +28,11 @@ inline void ok_or_throw(const Status& status) {
 
 class ModelUnderTest {
  public:
-  ModelUnderTest(const std::string& folder, const BackendOptions& backend, const DecoderLimits& limits = {}) {
-    backend_ = value_or_throw(make_backend(backend));
+  ModelUnderTest(const std::string& folder, const BackendOptions& backend, const DecoderLimits& limits = {})
+      : ModelUnderTest(folder, value_or_throw(make_backend(backend)), limits) {}
+  ModelUnderTest(const std::string& folder, std::unique_ptr<Backend> backend,
+                 const DecoderLimits& limits = {})
+      : backend_(std::move(backend)) {
     config_ = value_or_throw(load_model_config(folder));
     const Checkpoint checkpoint = value_or_throw(Checkpoint::open(folder));
     CheckpointSource source = value_or_throw(CheckpointSource::create(checkpoint, config_, nullptr));

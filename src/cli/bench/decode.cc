@@ -102,10 +102,13 @@ class DecodeTest {
         steps_.push_back(sequences_[size_t(i)].rows(i));
         ids_[size_t(i)] = TokenId((++token_ * 7919u + unsigned(i)) % unsigned(model_.config.vocab_size));
       }
-      decoder.forward({.path = Path::decode, .n_rows = batch_, .seqs = steps_}, ids_, pool_);
-      const int most = decoder.limits().max_logit_rows;
+      // As a greedy round of the engine does.
+      const int most = decoder.limits().max_logit_rows, n_vocab = decoder.shape().n_vocab;
+      decoder.forward_with_head({.path = Path::decode, .n_rows = batch_, .seqs = steps_}, ids_, pool_,
+                                n_vocab);
       for (int first = 0; first < batch_; first += most) {
-        decoder.logits(first, std::min(most, batch_ - first));
+        if (first > 0) decoder.head(first, std::min(most, batch_ - first), n_vocab);
+        decoder.choice(first);
       }
       for (SequenceState& sequence : sequences_) sequence.commit(1);
     });

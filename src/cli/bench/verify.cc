@@ -69,9 +69,9 @@ class VerifyTest {
     const Status status = sequence.begin_verify(n);
     TD_CHECK(status.ok(), "%s", status.error().message.c_str());
     const SeqStep seq = sequence.rows(0);
-    model_.decoder->forward({.path = Path::decode, .n_rows = n, .seqs = std::span(&seq, 1)},
-                            std::span(ids_).first(size_t(n)), pool_);
-    model_.decoder->logits(0, n);
+    model_.decoder->forward_with_head({.path = Path::decode, .n_rows = n, .seqs = std::span(&seq, 1)},
+                                      std::span(ids_).first(size_t(n)), pool_, model_.config.vocab_size);
+    model_.decoder->choice(0);  // waits for the step
     sequence.commit(n);
   }
 
