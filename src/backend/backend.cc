@@ -249,8 +249,8 @@ void Backend::moe_experts(Path path, const MoeExperts& a) {
 void Backend::choose_greedy(View logits, int n, MutView ids) {
   check_f32(logits, logits.rows, logits.cols, "logits to choose from");
   TD_CHECK(n > 0 && n <= logits.cols && ids.dtype == DType::i32 && ids.rows == logits.rows && ids.cols == 1,
-           "the highest of %d of %d logits a row, ids [%d, %d] for %d rows", n, logits.cols, ids.rows, ids.cols,
-           logits.rows);
+           "the highest of %d of %d logits a row, ids [%d, %d] for %d rows", n, logits.cols, ids.rows,
+           ids.cols, logits.rows);
   do_choose_greedy(logits, n, ids);
 }
 
