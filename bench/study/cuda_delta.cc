@@ -57,7 +57,7 @@ class Model {
       bool conv, delta;
     } body{this, {.path = path, .n_rows = rows * n_seqs_, .seqs = seqs}, conv, step};
     const StepRun run{.owner = new_step_owner(),  // each its own recording
-                      .step = &body.step,
+                      .steps = {&body.step, 1},
                       .body =
                           [](void* p) {
                             const Body& b = *static_cast<Body*>(p);

@@ -60,7 +60,7 @@ double time_chain(Chain& chain, int reps) {
   for (int i = 0; i < reps + 3; ++i) {
     const double start = seconds_now();
     chain.backend->run({.owner = chain.owner,
-                        .step = &step,
+                        .steps = {&step, 1},
                         .body = [](void* c) { static_cast<Chain*>(c)->run(); },
                         .context = &chain});
     chain.backend->copy_out(std::as_writable_bytes(std::span(&probe, 1)), chain.y.data());

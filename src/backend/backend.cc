@@ -85,6 +85,13 @@ void Backend::embed(const Weight& table, std::span<const int32_t> ids, MutView y
   do_embed(table, ids, y);
 }
 
+void Backend::embed_chosen(const Weight& table, View ids, MutView y) {
+  check_f32(y, ids.rows, table.k(), "embed_chosen y");
+  TD_CHECK(ids.dtype == DType::i32 && ids.cols == 1 && ids.stride == 1, "chosen ids [%d, %d] stride %lld",
+           ids.rows, ids.cols, (long long)ids.stride);
+  do_embed_chosen(table, ids, y);
+}
+
 void Backend::copy_rows(View x, std::span<const int32_t> rows, MutView y) {
   check_f32(x, x.rows, x.cols, "copy_rows x");
   check_f32(y, rows.empty() ? x.rows : int(rows.size()), x.cols, "copy_rows y");
@@ -246,12 +253,14 @@ void Backend::moe_experts(Path path, const MoeExperts& a) {
   do_moe_experts(path, a);
 }
 
-void Backend::choose_greedy(View logits, int n, MutView ids) {
+void Backend::choose_greedy(View logits, int n, View names, MutView ids) {
   check_f32(logits, logits.rows, logits.cols, "logits to choose from");
   TD_CHECK(n > 0 && n <= logits.cols && ids.dtype == DType::i32 && ids.rows == logits.rows && ids.cols == 1,
            "the highest of %d of %d logits a row, ids [%d, %d] for %d rows", n, logits.cols, ids.rows,
            ids.cols, logits.rows);
-  do_choose_greedy(logits, n, ids);
+  TD_CHECK(names.empty() || (names.dtype == DType::i32 && names.rows == 1 && names.cols >= n),
+           "names [%d, %d] of %d logits", names.rows, names.cols, n);
+  do_choose_greedy(logits, n, names, ids);
 }
 
 void Backend::delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) {

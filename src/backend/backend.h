@@ -233,11 +233,12 @@ struct Reserve {
 // A number that no owner of steps had before: an address would come again.
 uint64_t new_step_owner();
 
-// A whole step of one model: the operations that `body` calls with `step`, and the tokens it embeds.
+// A whole step of one model, or several that follow each other: the operations that `body` calls with
+// `steps`, and the tokens it embeds.
 struct StepRun {
   uint64_t owner = 0;  // who runs it, by new_step_owner(); other owners' steps are of another kind
   uint64_t state = 0;  // whose memory its sequences' state lies in, likewise
-  const Step* step = nullptr;
+  std::span<const Step> steps = {};   // several: decode steps, each with as many rows of each sequence
   std::span<const int32_t> ids = {};  // what body passes to embed, or empty
   void (*body)(void*) = nullptr;
   void* context = nullptr;
@@ -270,14 +271,18 @@ class Backend {
   // out.
   virtual bool memory_is_host() const { return true; }
 
-  // Runs a whole step. A backend may record what run.body does once per kind of step (same owner, same
+  // Runs whole steps. A backend may record what run.body does once per kind of step (same owner, same
   // shapes) and replay it with another step's rows: so everything in which two steps of a kind differ stands
-  // in run.step and run.ids, and what `body` leaves on the host would be left out.
+  // in run.steps and run.ids, and what `body` leaves on the host would be left out. A run of one of these
+  // steps inside `body` is a part of it.
   virtual void run(const StepRun& run) { run.body(run.context); }
 
   // ---- primitives ----
   // y[r] = row ids[r] of `table`, dequantised. Errors: none; ids are checked by the caller.
   void embed(const Weight& table, std::span<const int32_t> ids, MutView y);
+  // The same of ids that an operation has left in device memory, [rows, 1] i32, contiguous: tokens of the
+  // table, or -1, whose row of y is left as it is.
+  void embed_chosen(const Weight& table, View ids, MutView y);
   // y[i] = x[rows[i]]; rows empty: y = x. y must not overlap x.
   void copy_rows(View x, std::span<const int32_t> rows, MutView y);
   // y = x w^T (+ bias). Sum per k-slice, slices added in a binary tree. y [rows, n].
@@ -311,8 +316,9 @@ class Backend {
   // shared expert's sigmoid(shared_gate x) * down slice).
   void moe_experts(Path path, const MoeExperts& args);
   // ids[r] = the token of the highest of logits[r][0 .. n), of equal ones (-0 equals 0) the first: what
-  // greedy sampling chooses. -1 where one of them is NaN or infinite. ids [rows, 1] i32.
-  void choose_greedy(View logits, int n, MutView ids);
+  // greedy sampling chooses. -1 where one of them is NaN or infinite. ids [rows, 1] i32. Logit i is that of
+  // token names[i] ([1, n or more] i32), or of token i where names is empty.
+  void choose_greedy(View logits, int n, View names, MutView ids);
 
   // ---- blocks ----
   void delta_inputs(const Step& step, const DeltaInputs& args,
@@ -326,6 +332,7 @@ class Backend {
 
  protected:
   virtual void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) = 0;
+  virtual void do_embed_chosen(const Weight& table, View ids, MutView y) = 0;
   virtual void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) = 0;
   virtual void do_linear(Path path, View x, const Weight& w, MutView y) = 0;
   virtual void do_linear_add(Path path, View x, const Weight& w, MutView residual) = 0;
@@ -343,7 +350,7 @@ class Backend {
   virtual void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) = 0;
   virtual void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) = 0;
   virtual void do_moe_experts(Path path, const MoeExperts& args) = 0;
-  virtual void do_choose_greedy(View logits, int n, MutView ids) = 0;
+  virtual void do_choose_greedy(View logits, int n, View names, MutView ids) = 0;
 
   virtual void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch);
   virtual void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch);

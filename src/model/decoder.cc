@@ -179,7 +179,7 @@ void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePoo
   if (observer_) return body(&run);  // it looks at every step, recorded or not
   backend_->run({.owner = step_owners_[size_t(extent)],
                  .state = pool.id(),
-                 .step = &step,
+                 .steps = {&step, 1},
                  .ids = ids,
                  .body = body,
                  .context = &run});
@@ -338,6 +338,14 @@ void Decoder::head(int first, int n, int n_choices) {
   run_head(residual_.row_range(first, n));
 }
 
+void Decoder::head(std::span<const int32_t> rows, int n_choices) {
+  const int n = int(rows.size());
+  TD_CHECK(n > 0 && n <= limits_.max_logit_rows, "head of %d rows, at most %d", n, limits_.max_logit_rows);
+  set_at_hand(0, n, n_choices);
+  backend_->copy_rows(residual_, rows, hidden_);
+  run_head(hidden_);
+}
+
 void Decoder::run_head(View x) {
   const MutView logits = logits_all_.row_range(0, x.rows);
   backend_->head({.x = x,
@@ -346,7 +354,7 @@ void Decoder::run_head(View x) {
                   .weight = weights_.head.get(),
                   .hidden = hidden_,
                   .logits = logits});
-  if (n_choices_ > 0) backend_->choose_greedy(logits, n_choices_, choices_all_.row_range(0, x.rows));
+  if (n_choices_ > 0) backend_->choose_greedy(logits, n_choices_, {}, choices_all_.row_range(0, x.rows));
 }
 
 int Decoder::place_at_hand(int row) const {
@@ -377,12 +385,8 @@ std::span<float> Decoder::logits(int first, int n) {
 }
 
 std::span<float> Decoder::logits(std::span<const int32_t> rows) {
-  const int n = int(rows.size());
-  TD_CHECK(n > 0 && n <= limits_.max_logit_rows, "logits of %d rows, at most %d", n, limits_.max_logit_rows);
-  set_at_hand(0, n, 0);
-  backend_->copy_rows(residual_, rows, hidden_);
-  run_head(hidden_);
-  return logits_on_host(0, n);
+  head(rows, 0);
+  return logits_on_host(0, int(rows.size()));
 }
 
 std::span<float> Decoder::logits_on_host(int first, int n) {

@@ -132,6 +132,10 @@ class Decoder {
   // until the next forward, head() or logits(). n_choices > 0: also the greedy choice of each among the first
   // n_choices tokens.
   void head(int first, int n, int n_choices);
+  // The same of any rows, at hand in the order given, as rows 0, 1, ..
+  void head(std::span<const int32_t> rows, int n_choices);
+  // The logits of the rows at hand where the backend has them.
+  View logits_on_device() const { return logits_all_.row_range(0, n_at_hand_); }
   // Of a row of the last forward that is at hand: its logits [n_vocab], which the caller may edit;
   std::span<float> row_logits(int row);
   // its greedy choice (Backend::choose_greedy), -1 if none was asked for. The first call brings those of all

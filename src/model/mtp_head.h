@@ -9,6 +9,7 @@
 // both are taken from.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 
@@ -48,6 +49,20 @@ class MtpHead {
   // h for the next rows of the chains: of the rows that `which` names among `rows`, those of the last
   // logits() call.
   void chain_hidden(std::span<const int32_t> rows, std::span<const int32_t> which, MutView y);
+
+  // Greedy chains without the host, which sees the tokens at the end. All chains begin with the token after
+  // `rows` of the last forward, at most max_logit_rows, chosen among the first n_choices logits; logit i is
+  // that of token names[i], or of token i where names is empty.
+  void begin_chains(std::span<const int32_t> rows, int n_choices, View names);
+  // Feeds the last tokens of the first chains, a row for each, and chooses the next ones: once for each of
+  // `steps`, which a backend may record and replay together.
+  void extend_chains(std::span<const Step> steps, const StatePool& pool);
+  // Token t of chain i, where it has so many: -1 from where a logit was no finite number. Waits.
+  void fetch_chains();
+  TokenId chain_token(int i, int t) const {
+    return chains_[size_t(t) * size_t(max_logit_rows()) + size_t(i)];
+  }
+
   // Bytes of weights that one row reads, the head included.
   size_t weight_bytes() const { return trunk_->weight_bytes(1) + fc_->bytes(); }
 
@@ -58,8 +73,13 @@ class MtpHead {
 
  private:
   MtpHead(Decoder& target, const MtpOptions& options) : target_(&target), options_(options) {}
+  Status allocate();
   // z of the rows, where the layer finds it.
   void project(const Step& step, std::span<const TokenId> ids, View hidden);
+  void project_embedded(const Step& step, View hidden);
+  void extend(const Step& step, int t, const StatePool& pool);
+  // Token t of n chains, where the backend has it.
+  MutView chain_tokens(int t, int n) const;
 
   Decoder* target_;
   MtpOptions options_;
@@ -70,6 +90,16 @@ class MtpHead {
   DeviceBuffer scratch_;
   std::vector<int32_t> picked_;
   MutView both_all_, embedded_all_;  // [max_rows, 2 d_model], [max_rows, d_model]
+
+  DeviceBuffer chain_memory_;
+  MutView chain_hidden_;         // [max_logit_rows, d_model], what the second tokens are made from
+  MutView chain_tokens_;         // [kMaxDecodeRows, max_logit_rows] i32
+  std::vector<TokenId> chains_;  // the same on the host
+  int chain_length_ = 0;         // tokens chosen
+  int n_choices_ = 0;            // among which
+  View names_;
+  // Of the steps that extend chains, by their length before; new ones when the choice changes.
+  std::array<uint64_t, kMaxDecodeRows> chain_owners_ = {};
 };
 
 }  // namespace tandem

@@ -21,7 +21,13 @@ Result<std::unique_ptr<MtpDrafter>> MtpDrafter::create(std::unique_ptr<MtpHead> 
   const size_t n_logits = draft_ids.empty() ? size_t(target.shape().n_vocab) : draft_ids.size();
   TD_CHECK(size_t(drafter->head_->n_logits()) == n_logits, "a head of %d logits for %zu tokens",
            drafter->head_->n_logits(), n_logits);
-  if (!draft_ids.empty()) drafter->wide_.resize(size_t(target.shape().n_vocab));
+  if (draft_ids.empty()) return drafter;
+  const auto bytes = std::as_bytes(std::span(draft_ids));
+  TD_ASSIGN_OR_RETURN(drafter->draft_ids_memory_,
+                      target.backend().allocate(bytes.size(), "draft vocabulary"));
+  target.backend().copy_in(drafter->draft_ids_memory_.data(), bytes);
+  drafter->draft_ids_view_ = drafter->draft_ids_memory_.view(DType::i32, 1, int(draft_ids.size()));
+  drafter->wide_.resize(size_t(target.shape().n_vocab));
   drafter->draft_ids_ = std::move(draft_ids);
   return drafter;
 }
@@ -99,7 +105,13 @@ void MtpDrafter::propose(std::span<const DraftRequest> requests) {
   const auto most = size_t(std::max(1, std::min(head_->max_rows(), hidden_.rows) / kMaxWaiting));
   for (size_t i = 0; i < requests.size(); i += most) {
     start_drafts(requests.subspan(i, std::min(most, requests.size() - i)));
-    for (int done = 1; !drafting_.empty(); ++done) continue_drafts(done);
+    if (drafting_.empty()) continue;
+    if (const int n_choices = greedy_choices(); n_choices > 0) {
+      draft_chains(n_choices);
+    } else {
+      append_tokens(last_rows_);
+      for (int done = 1; !drafting_.empty(); ++done) continue_drafts(done);
+    }
   }
 }
 
@@ -117,14 +129,19 @@ void MtpDrafter::start_drafts(std::span<const DraftRequest> requests) {
     TD_CHECK(n > 0 && start + n + 1 == int(r.text.size()), "slot %d: %zu tokens, %d + %d observed", r.slot,
              r.text.size(), start, n);
     if (start + n + r.max > head_->max_positions() || !s.state->begin_prefill(n).ok()) continue;
-    seqs_.push_back(s.state->rows(int(ids_.size())));
-    const auto tokens = r.text.last(size_t(n));  // row t takes the token after position t
-    ids_.insert(ids_.end(), tokens.begin(), tokens.end());
-    for (int i = 0; i < n; ++i) rows_.push_back(r.slot * kMaxWaiting + i);
-    last_rows_.push_back(int32_t(ids_.size()) - 1);
     drafting_.push_back(&r);
   }
   if (drafting_.empty()) return;
+  std::sort(drafting_.begin(), drafting_.end(),
+            [](const DraftRequest* a, const DraftRequest* b) { return a->max > b->max; });
+  for (const DraftRequest* r : drafting_) {
+    const Sequence& s = sequences_[size_t(r->slot)];
+    seqs_.push_back(s.state->rows(int(ids_.size())));
+    const auto tokens = r->text.last(size_t(s.n_waiting));  // row t takes the token after position t
+    ids_.insert(ids_.end(), tokens.begin(), tokens.end());
+    for (int i = 0; i < s.n_waiting; ++i) rows_.push_back(r->slot * kMaxWaiting + i);
+    last_rows_.push_back(int32_t(ids_.size()) - 1);
+  }
   const int n = int(ids_.size());
   target_->backend().copy_rows(waiting_, rows_, hidden_.row_range(0, n));
   head_->forward({.path = Path::prefill, .n_rows = n, .seqs = seqs_}, ids_, hidden_.row_range(0, n), pool_);
@@ -133,7 +150,58 @@ void MtpDrafter::start_drafts(std::span<const DraftRequest> requests) {
     s.state->end_prefill();
     s.n_waiting = 0;
   }
-  append_tokens(last_rows_);
+}
+
+int MtpDrafter::greedy_choices() const {
+  if (int(drafting_.size()) > head_->max_logit_rows()) return 0;
+  const auto of = [&](const DraftRequest& r) -> size_t {
+    if (choice_.sampling(r.slot).temperature != 0) return 0;
+    const size_t n_tokens = choice_.n_choices(r.slot);
+    if (draft_ids_.empty()) return n_tokens;
+    return size_t(std::lower_bound(draft_ids_.begin(), draft_ids_.end(), TokenId(n_tokens)) -
+                  draft_ids_.begin());
+  };
+  const size_t n = of(*drafting_[0]);
+  for (const DraftRequest* r : drafting_) {
+    if (of(*r) != n) return 0;
+  }
+  return int(n);
+}
+
+void MtpDrafter::draft_chains(int n_choices) {
+  const auto wanted = [&](size_t i) { return std::min(drafting_[i]->max, kMaxDraft); };
+  head_->begin_chains(last_rows_, n_choices, draft_ids_view_);
+  size_t n = drafting_.size();
+  for (int length = 1; length < wanted(0);) {
+    while (wanted(n - 1) <= length) --n;  // who has enough
+    const int end = wanted(n - 1);
+    seqs_.clear();
+    for (int t = length; t < end; ++t) {
+      for (size_t i = 0; i < n; ++i) {
+        SequenceState& state = *sequences_[size_t(drafting_[i]->slot)].state;
+        const Status room = state.begin_verify(1);
+        TD_CHECK(room.ok(), "%s", room.error().message.c_str());
+        seqs_.push_back(state.rows(int(i)));
+        state.commit(1);
+      }
+    }
+    steps_.clear();
+    for (size_t first = 0; first < seqs_.size(); first += n) {
+      steps_.push_back({.n_rows = int(n), .seqs = std::span(seqs_).subspan(first, n)});
+    }
+    head_->extend_chains(steps_, pool_);
+    length = end;
+  }
+  head_->fetch_chains();
+  for (size_t i = 0; i < drafting_.size(); ++i) {
+    const DraftRequest& r = *drafting_[i];
+    for (int t = 0; t < wanted(i); ++t) {
+      const TokenId token = head_->chain_token(int(i), t);
+      if (token < 0 || !r.draft->push(token)) break;
+    }
+    // Drafted rows hold guesses: the cache keeps committed positions only.
+    sequences_[size_t(r.slot)].state->truncate(int(r.text.size()) - 1);
+  }
 }
 
 // One more token for every sequence that still drafts, from the head's own hidden states.

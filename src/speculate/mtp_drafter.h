@@ -45,6 +45,11 @@ class MtpDrafter final : public Drafter {
   }
   void ingest(Sequence& s, const Observation& o, MutView hidden);
   void start_drafts(std::span<const DraftRequest> requests);
+  // Logits that the drafting sequences choose among where all of them do so greedily; else 0.
+  int greedy_choices() const;
+  // All tokens of greedy chains at once, chosen by the backend.
+  void draft_chains(int n_choices);
+  // Else token by token, chosen on the host.
   void continue_drafts(int done);
   void append_tokens(std::span<const int32_t> rows);
   // A row of the head's logits as one of the vocabulary's, where tokens outside are as good as impossible.
@@ -56,6 +61,8 @@ class MtpDrafter final : public Drafter {
   DraftChoice choice_;
   std::vector<Sequence> sequences_;
   std::vector<TokenId> draft_ids_;
+  DeviceBuffer draft_ids_memory_;
+  View draft_ids_view_;      // the same for the backend
   std::vector<float> wide_;  // [n_vocab], with draft_ids_
   DeviceBuffer memory_;
   MutView waiting_;  // [slots x kMaxWaiting, d_model]
@@ -64,7 +71,8 @@ class MtpDrafter final : public Drafter {
   std::vector<int32_t> rows_, last_rows_, chain_rows_;
   std::vector<SeqStep> seqs_;
   std::vector<TokenId> ids_;
-  std::vector<const DraftRequest*> drafting_, going_on_;
+  std::vector<Step> steps_;
+  std::vector<const DraftRequest*> drafting_, going_on_;  // who wants most comes first
 };
 
 }  // namespace tandem

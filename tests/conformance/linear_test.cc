@@ -209,7 +209,22 @@ TEST_P(Linear, EmbeddingRowsAreTheTablesRows) {
         want.at(r, j) = {m.value(row, j), bound};
       }
     }
-    EXPECT_TRUE(within(out.read(), want));
+    const Rows rows = out.read();
+    EXPECT_TRUE(within(rows, want));
+
+    // The same of ids that lie on the device; -1 leaves a row as it is.
+    IntsOnDevice chosen(*backend_, rows.rows, 1);
+    const OnDevice of_chosen(*backend_, rows.rows, problem.k, rng.uniform(0, 3));
+    const Rows before = of_chosen.read();
+    Rows want_chosen = rows;
+    for (int r = 0; r < rows.rows; ++r) {
+      if (rng.uniform(0, 3) != 0) continue;
+      ids[size_t(r)] = -1;
+      std::copy_n(before.row(r), problem.k, want_chosen.row(r));
+    }
+    chosen.write(ids);
+    backend_->embed_chosen(*w, chosen.view(), of_chosen);
+    EXPECT_TRUE(same_bits(of_chosen.read(), want_chosen));
   });
 }
 

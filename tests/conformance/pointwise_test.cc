@@ -146,9 +146,15 @@ TEST_P(Pointwise, TheGreedyChoiceIsTheFirstOfTheHighest) {
       const bool finite = std::all_of(row, row + n, [](float x) { return std::isfinite(x); });
       want.push_back(finite ? int32_t(std::max_element(row, row + n) - row) : -1);
     }
+    IntsOnDevice names(*backend_, 1, cols);
+    std::vector<int32_t> name_of;
+    for (int c = 0; c < cols; ++c) name_of.push_back(7 + 3 * c);
+    names.write(name_of);
+    const bool named = rng.uniform(0, 1) == 0;
+    for (int32_t& id : want) id = named && id >= 0 ? name_of[size_t(id)] : id;
     const OnDevice in(*backend_, logits, gap);
     const IntsOnDevice ids(*backend_, rows, 1);
-    backend_->choose_greedy(in, n, ids.view());
+    backend_->choose_greedy(in, n, named ? View(names.view()) : View{}, ids.view());
     EXPECT_EQ(ids.read(), want);
   });
 }

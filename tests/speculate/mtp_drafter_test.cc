@@ -4,147 +4,11 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <numeric>
-#include <random>
-
-#include "golden/model_under_test.h"
 #include "model/mtp_checkpoint.h"
+#include "speculate/mtp_target.h"
 
 namespace tandem {
 namespace {
-
-using Rng = std::mt19937;
-int uniform(Rng& rng, int low, int high) { return low + int(rng() % unsigned(high - low + 1)); }
-
-std::vector<TokenId> random_tokens(Rng& rng, int n, int n_vocab) {
-  std::vector<TokenId> ids;
-  for (int i = 0; i < n; ++i) ids.push_back(TokenId(rng() % unsigned(n_vocab)));
-  return ids;
-}
-
-// Bit for bit: tokens, and the distributions that they were drawn from.
-bool same(const Draft& a, const Draft& b) {
-  return a.n == b.n && std::equal(a.tokens.begin(), a.tokens.begin() + a.n, b.tokens.begin()) &&
-         a.q.size() == b.q.size() && std::equal(a.q.begin(), a.q.end(), b.q.begin(), [](float x, float y) {
-           return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
-         });
-}
-
-double distance(const Draft& a, const Draft& b) {
-  double most = 0;
-  for (size_t i = 0; i < a.q.size(); ++i) most = std::max(most, std::abs(double(a.q[i]) - double(b.q[i])));
-  return most;
-}
-
-std::string text_of(const Draft& d) {
-  return testing::PrintToString(std::vector<TokenId>(d.tokens.begin(), d.tokens.begin() + d.n));
-}
-
-// A target whose steps any number of drafters watch.
-class Target {
- public:
-  static constexpr int kSequences = 4, kPositions = 512;
-
-  explicit Target(const std::string& folder, const BackendOptions& backend, int max_rows = 64)
-      : folder_(folder),
-        model_(folder, backend, {.max_rows = max_rows, .max_logit_rows = 8}),
-        pool_(model_.make_pool(kSequences, kSequences * kPositions)) {
-    sampling_.temperature = 0.8f;  // so that drafts come with their distributions
-    sampling_.seed = 3;
-  }
-
-  int n_vocab() const { return model_.n_vocab(); }
-  const std::vector<TokenId>& text(int i) const { return sequences_[size_t(i)].text; }
-
-  std::unique_ptr<MtpDrafter> drafter(const MtpOptions& options = {}) {
-    const ModelConfig config = value_or_throw(load_model_config(folder_));
-    const Checkpoint checkpoint = value_or_throw(Checkpoint::open(folder_));
-    CheckpointSource source =
-        value_or_throw(value_or_throw(CheckpointSource::create(checkpoint, config, nullptr)).mtp_head());
-    DecoderLimits limits = model_.decoder().limits();
-    limits.max_rows += 2 * kMaxDecodeRows;
-    auto head = value_or_throw(MtpHead::load(source, config, model_.decoder(), limits, options));
-    return value_or_throw(
-        MtpDrafter::create(std::move(head), model_.decoder(),
-                           {.max_sequences = kSequences, .max_positions = kSequences * kPositions}));
-  }
-
-  // A sequence for all `watching`, in the slot of its number.
-  int begin(std::vector<TokenId> prompt, std::span<MtpDrafter* const> watching) {
-    const int i = int(sequences_.size());
-    sequences_.push_back({value_or_throw(SequenceState::create(pool_)), std::move(prompt)});
-    for (MtpDrafter* d : watching) {
-      ok_or_throw(d->begin(i, {.prompt = text(i), .sampling = &sampling_, .n_tokens = 0, .wants_q = true}));
-    }
-    return i;
-  }
-
-  void end(int i, std::span<MtpDrafter* const> watching) {
-    for (MtpDrafter* d : watching) d->end(i);
-    ASSERT_EQ(size_t(i) + 1, sequences_.size());
-    sequences_.pop_back();
-  }
-
-  // Feeds the prompt in steps of at most `chunk` rows and chooses the first token.
-  void prefill(int i, int chunk, std::span<MtpDrafter* const> watching) {
-    Sequence& s = sequences_[size_t(i)];
-    const int total = int(s.text.size());
-    while (s.state.length() < total) {
-      const int start = s.state.length();
-      const int n = std::min(total, (start + chunk) / kChunkTokens * kChunkTokens) - start;
-      ok_or_throw(s.state.begin_prefill(n));
-      const SeqStep seq = s.state.rows(0);
-      model_.decoder().forward({.path = Path::prefill, .n_rows = n, .seqs = {&seq, 1}},
-                               std::span(s.text).subspan(size_t(start), size_t(n)), pool_);
-      s.state.end_prefill();
-      observe(i, start, n, watching);
-      if (start + n == total) s.text.push_back(argmax(model_.decoder().logits(n - 1, 1)));
-    }
-  }
-
-  // A round: verifies `draft`, keeps its first n_kept tokens whatever the target says, and takes the target's
-  // token after them.
-  void round(int i, std::span<const TokenId> draft, int n_kept, std::span<MtpDrafter* const> watching) {
-    Sequence& s = sequences_[size_t(i)];
-    std::vector<TokenId> ids = {s.text.back()};
-    ids.insert(ids.end(), draft.begin(), draft.end());
-    const int start = s.state.length();
-    ok_or_throw(s.state.begin_verify(int(ids.size())));
-    const SeqStep seq = s.state.rows(0);
-    model_.decoder().forward({.n_rows = int(ids.size()), .seqs = {&seq, 1}}, ids, pool_);
-    s.state.commit(1 + n_kept);
-    s.text.insert(s.text.end(), draft.begin(), draft.begin() + n_kept);
-    s.text.push_back(argmax(model_.decoder().logits(n_kept, 1)));
-    observe(i, start, 1 + n_kept, watching);
-  }
-
-  Draft propose(MtpDrafter& drafter, int i, int most) const {
-    Draft draft;
-    const DraftRequest request{.slot = i, .max = most, .text = text(i), .draft = &draft};
-    drafter.propose({&request, 1});
-    return draft;
-  }
-
- private:
-  struct Sequence {
-    SequenceState state;
-    std::vector<TokenId> text;
-  };
-
-  void observe(int i, int start, int n, std::span<MtpDrafter* const> watching) {
-    std::vector<int32_t> rows(static_cast<size_t>(n));
-    std::iota(rows.begin(), rows.end(), 0);
-    const Observation seen{.slot = i, .start = start, .rows = rows, .text = text(i)};
-    for (MtpDrafter* d : watching) d->observe({&seen, 1});
-  }
-
-  std::string folder_;
-  ModelUnderTest model_;
-  StatePool pool_;
-  SamplingParams sampling_;
-  std::vector<Sequence> sequences_;
-};
 
 struct Pair {
   const char* name;
@@ -160,7 +24,7 @@ class MtpDrafts : public testing::TestWithParam<Pair> {
   }
   Target target(int max_rows = 64) const {
     return Target(GetParam().tiny ? folder_.path() : std::string(TANDEM_MODELS) + "/tandem-demo",
-                  GetParam().backend, max_rows);
+                  value_or_throw(make_backend(GetParam().backend)), max_rows);
   }
   TempFolder folder_;
 };
@@ -260,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Models, MtpDrafts,
 TEST(MtpDrafter, DraftsAfterManyRoundsAreThoseOfTheSameTextAsAPrompt) {
   TempFolder folder;
   write_mtp_checkpoint({.family = "qwen3_5"}, folder);
-  Target target(folder.path(), {.name = "reference"});
+  Target target(folder.path(), value_or_throw(make_backend({.name = "reference"})));
   const auto busy = target.drafter(), fresh = target.drafter();
   MtpDrafter *const of_busy[] = {busy.get()}, *const of_fresh[] = {fresh.get()};
   Rng rng{12};
@@ -289,7 +153,7 @@ TEST(MtpDrafter, TakesHiddenStatesFromTheWantedSideOfTheNorms) {
   for (const bool flat : {true, false}) {
     TempFolder folder;
     write_mtp_checkpoint({.family = "qwen3_5", .flat_norms = flat}, folder);
-    Target target(folder.path(), {.name = "reference"});
+    Target target(folder.path(), value_or_throw(make_backend({.name = "reference"})));
     std::vector<std::unique_ptr<MtpDrafter>> drafters;
     std::vector<MtpDrafter*> all;
     for (const MtpOptions& options : kPairs) {

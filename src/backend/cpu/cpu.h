@@ -98,6 +98,7 @@ class CpuBackend final : public Backend {
 
  protected:
   void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) override;
+  void do_embed_chosen(const Weight& table, View ids, MutView y) override;
   void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) override;
   void do_linear(Path path, View x, const Weight& w, MutView y) override;
   void do_linear_add(Path path, View x, const Weight& w, MutView residual) override;
@@ -115,7 +116,7 @@ class CpuBackend final : public Backend {
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
-  void do_choose_greedy(View logits, int n, MutView ids) override;
+  void do_choose_greedy(View logits, int n, View names, MutView ids) override;
 
  private:
   // Runs body(first, last, thread) over [0, n) in ranges of at most `grain`: on the calling thread alone if

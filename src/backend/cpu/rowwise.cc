@@ -9,6 +9,11 @@
 
 namespace tandem::cpu {
 
+// An id of -1 is in no part.
+void CpuBackend::do_embed_chosen(const Weight& table, View ids, MutView y) {
+  do_embed(table, {static_cast<const int32_t*>(ids.data), size_t(ids.rows)}, y);
+}
+
 void CpuBackend::do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) {
   const CpuWeight& w = ours(table);
   for_rows(int(ids.size()), 500, [&](int r) {
@@ -101,9 +106,11 @@ void CpuBackend::do_block_conv(const Step& step, const BlockConv& a) {
   }
 }
 
-void CpuBackend::do_choose_greedy(View logits, int n, MutView ids) {
+void CpuBackend::do_choose_greedy(View logits, int n, View names, MutView ids) {
   for_rows(logits.rows, 0.2 * n, [&](int r) {
-    static_cast<int32_t*>(ids.data)[r * ids.stride] = kernels_.highest(row(logits, r), n);
+    int id = kernels_.highest(row(logits, r), n);
+    if (id >= 0 && !names.empty()) id = static_cast<const int32_t*>(names.data)[id];
+    static_cast<int32_t*>(ids.data)[r * ids.stride] = id;
   });
 }
 

@@ -71,8 +71,9 @@ struct GreedyArgs {
   Rows logits;
   int n, part;  // logits of a row, and of a block: a multiple of 4
   bool whole_vectors;
-  uint2* partials;     // [rows, blocks of a row]
-  unsigned* counters;  // [rows]
+  uint2* partials;       // [rows, blocks of a row]
+  unsigned* counters;    // [rows]
+  const int32_t* names;  // or null
   int32_t* ids;
   int64_t ids_stride;
 };
@@ -106,7 +107,10 @@ __global__ void __launch_bounds__(kThreads) choose_greedy_kernel(const __grid_co
     if (is_better({p.x, p.y}, best)) best = {p.x, p.y};
   }
   best = best_of_block(best);
-  if (threadIdx.x == 0) a.ids[row * a.ids_stride] = best.value == kNoNumber ? -1 : int32_t(~best.token);
+  if (threadIdx.x != 0) return;
+  int32_t id = best.value == kNoNumber ? -1 : int32_t(~best.token);
+  if (id >= 0 && a.names != nullptr) id = a.names[id];
+  a.ids[row * a.ids_stride] = id;
 }
 
 int blocks_of_row(int n, int rows, int n_sms) {
@@ -123,7 +127,7 @@ void CudaBackend::reserve_choice(int max_rows) {
   counters_.need(size_t(max_rows) * sizeof(unsigned), true);
 }
 
-void CudaBackend::do_choose_greedy(View logits, int n, MutView ids) {
+void CudaBackend::do_choose_greedy(View logits, int n, View names, MutView ids) {
   const int rows = logits.rows, blocks = blocks_of_row(n, rows, card_->info().n_sms);
   const int part = ((n + blocks - 1) / blocks + 3) / 4 * 4;
   const size_t all_blocks = size_t(blocks) * size_t(rows);
@@ -136,6 +140,7 @@ void CudaBackend::do_choose_greedy(View logits, int n, MutView ids) {
                  .partials = reinterpret_cast<uint2*>(partials_.need(all_blocks * sizeof(uint2), may_grow())),
                  .counters =
                      reinterpret_cast<unsigned*>(counters_.need(size_t(rows) * sizeof(unsigned), may_grow())),
+                 .names = static_cast<const int32_t*>(names.data),
                  .ids = static_cast<int32_t*>(ids.data),
                  .ids_stride = ids.stride});
 }

@@ -71,6 +71,7 @@ class CudaBackend final : public Backend {
 
  protected:
   void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) override;
+  void do_embed_chosen(const Weight& table, View ids, MutView y) override;
   void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) override;
   void do_linear(Path path, View x, const Weight& w, MutView y) override;
   void do_linear_add(Path path, View x, const Weight& w, MutView residual) override;
@@ -88,7 +89,7 @@ class CudaBackend final : public Backend {
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
-  void do_choose_greedy(View logits, int n, MutView ids) override;
+  void do_choose_greedy(View logits, int n, View names, MutView ids) override;
 
   void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) override;
   void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
@@ -97,9 +98,10 @@ class CudaBackend final : public Backend {
   void do_moe(const Step& step, const Moe& args, Scratch& scratch) override;
 
  private:
-  // The table of `step` on the card. Inside run() it is there already; outside it is copied now.
+  // The table of `step` on the card. Inside run() it is there already, as one of its steps; outside it is
+  // copied now.
   const StepTable& table(const Step& step);
-  // Token ids or row numbers on the card, likewise.
+  // Token ids or row numbers on the card, likewise; those that lie there pass through.
   const int32_t* ids_on_card(std::span<const int32_t> ids);
   // Whether memory may grow now: not while a step is recorded.
   bool may_grow() const { return !recording_; }
@@ -144,14 +146,15 @@ class CudaBackend final : public Backend {
   // fold_states of the convolution's windows.
   void fold_windows(const Step& step, const DeltaShape& shape, const DeltaState& state);
 
-  using RunKey = std::tuple<uint64_t, uint64_t, int, int, int, int, int>;
+  using RunKey = std::tuple<uint64_t, uint64_t, int, int, int, int, int, int>;
   RunKey key_of(const StepRun& run) const;
 
   std::unique_ptr<Card> card_;
   const DeltaForm delta_;
   StepStage stage_;
-  const Step* staged_ = nullptr;         // the step that run() has brought to the card
+  std::span<const Step> staged_ = {};    // the steps that run() has brought to the card
   const int32_t* staged_ids_ = nullptr;  // the tokens that it brought along
+  const int32_t* chosen_ids_ = nullptr;  // tokens that lie on the card, of embed_chosen()
   bool recording_ = false;
   std::map<RunKey, std::unique_ptr<Recording>> recordings_;
   int scratch_epoch_ = 0;  // changes when scratch moves

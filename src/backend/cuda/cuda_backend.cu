@@ -22,9 +22,18 @@ int bucket_of(int n_keys) {
   return bucket;
 }
 
-constexpr int kReservedSequences = 64;  // of a step; more make the table grow once
+constexpr int kReservedSequences = 256;  // of the steps of a run; more make the table grow once
 constexpr size_t kLandingBytes = size_t{8} << 20;
 constexpr size_t kMaxRecordings = 512;  // then all are made anew: owners come and go
+
+// Decode steps with as many rows of each sequence, no trees.
+bool alike(const Step& a, const Step& b) {
+  return a.path == Path::decode && b.path == Path::decode &&
+         std::equal(a.seqs.begin(), a.seqs.end(), b.seqs.begin(), b.seqs.end(),
+                    [](const SeqStep& x, const SeqStep& y) {
+                      return x.n_rows == y.n_rows && x.parents.empty() && y.parents.empty();
+                    });
+}
 
 void release(void* card, std::byte* data, size_t) { static_cast<Card*>(card)->release(data); }
 
@@ -111,56 +120,78 @@ Status CudaBackend::reserve(const Reserve& largest) {
 }
 
 const StepTable& CudaBackend::table(const Step& step) {
-  if (staged_ == nullptr) {
-    stage_.put(step, {});
-  } else {
-    TD_CHECK(staged_ == &step, "an operation of another step inside run() of a step of %d rows",
-             staged_->n_rows);
+  if (staged_.empty()) {
+    stage_.put({&step, 1}, {});
+    return stage_.table(0);
   }
-  return stage_.table();
+  const auto index = size_t(&step - staged_.data());
+  TD_CHECK(index < staged_.size(), "an operation of another step, of %d rows, inside run() of %zu",
+           step.n_rows, staged_.size());
+  return stage_.table(index);
 }
 
 const int32_t* CudaBackend::ids_on_card(std::span<const int32_t> ids) {
-  if (staged_ids_ != nullptr && ids.data() == staged_ids_) return stage_.table().ids;
-  TD_CHECK(staged_ == nullptr, "%zu row numbers inside a step that did not name them", ids.size());
+  if (chosen_ids_ != nullptr && ids.data() == chosen_ids_) return chosen_ids_;
+  if (staged_ids_ != nullptr && ids.data() == staged_ids_) return stage_.table(0).ids;
+  TD_CHECK(staged_.empty(), "%zu row numbers inside a step that did not name them", ids.size());
   auto* device = rows_.need(ids.size_bytes(), may_grow());
   card_->copy_in(device, std::as_bytes(ids).data(), ids.size_bytes());
   return reinterpret_cast<const int32_t*>(device);
 }
 
+void CudaBackend::do_embed_chosen(const Weight& table, View ids, MutView y) {
+  chosen_ids_ = static_cast<const int32_t*>(ids.data);
+  do_embed(table, {chosen_ids_, size_t(ids.rows)}, y);
+  chosen_ids_ = nullptr;
+}
+
 int CudaBackend::max_keys(const Step& step) const {
+  // In a recording the steps of a run share one size.
+  const bool in_run = !staged_.empty() && step.path == Path::decode;
   int most = 0;
-  for (const SeqStep& seq : step.seqs) most = std::max(most, seq.start + seq.n_rows);
-  if (staged_ == nullptr || step.path == Path::prefill) return most;
-  return bucket_of(most);
+  for (const Step& s : in_run ? staged_ : std::span(&step, 1)) {
+    for (const SeqStep& seq : s.seqs) most = std::max(most, seq.start + seq.n_rows);
+  }
+  return in_run ? bucket_of(most) : most;
 }
 
 CudaBackend::RunKey CudaBackend::key_of(const StepRun& run) const {
+  const Step& first = run.steps[0];
   int most_rows = 0;
   bool trees = false;
-  for (const SeqStep& seq : run.step->seqs) {
+  for (const SeqStep& seq : first.seqs) {
     most_rows = std::max(most_rows, seq.n_rows);
     trees |= !seq.parents.empty();
   }
   return {run.owner,
           run.state,
-          run.step->n_rows,
-          int(run.step->seqs.size()),
+          int(run.steps.size()),
+          first.n_rows,
+          int(first.seqs.size()),
           most_rows,
-          max_keys(*run.step),
+          max_keys(first),
           int(trees) * 2 + int(run.ids.empty())};
 }
 
 void CudaBackend::run(const StepRun& run) {
-  stage_.put(*run.step, run.ids);
-  staged_ = run.step;
+  if (!staged_.empty()) {
+    TD_CHECK(size_t(run.steps.data() - staged_.data()) + run.steps.size() <= staged_.size(),
+             "a run of %zu other steps inside a run", run.steps.size());
+    return run.body(run.context);
+  }
+  for (const Step& step : run.steps.subspan(1)) {
+    TD_CHECK(alike(step, run.steps[0]), "a run of unlike steps, of %d rows and of %d", run.steps[0].n_rows,
+             step.n_rows);
+  }
+  stage_.put(run.steps, run.ids);
+  staged_ = run.steps;
   staged_ids_ = run.ids.empty() ? nullptr : run.ids.data();
   if (const std::pair now(stage_.epoch(), scratch_epoch_);
       recordings_epoch_ != now || recordings_.size() > kMaxRecordings) {
     recordings_.clear();
     recordings_epoch_ = now;
   }
-  if (run.step->path == Path::prefill) {
+  if (run.steps[0].path == Path::prefill) {
     run.body(run.context);
   } else {
     // The first step of a kind runs as it is, which also makes whatever scratch it needs; the second is
@@ -180,7 +211,7 @@ void CudaBackend::run(const StepRun& run) {
       card_->replay(*recording);
     }
   }
-  staged_ = nullptr;
+  staged_ = {};
   staged_ids_ = nullptr;
 }
 

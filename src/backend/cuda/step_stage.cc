@@ -44,8 +44,8 @@ size_t StepStage::bytes() const {
          aligned(size_t(max_pages_) * sizeof(int32_t));
 }
 
-bool StepStage::reserve(int n_rows, int n_seqs, int n_pages) {
-  if (n_rows <= max_rows_ && n_seqs <= max_seqs_ && n_pages <= max_pages_) return false;
+void StepStage::reserve(int n_rows, int n_seqs, int n_pages) {
+  if (n_rows <= max_rows_ && n_seqs <= max_seqs_ && n_pages <= max_pages_) return;
   release();
   max_rows_ = std::max(max_rows_, n_rows);
   max_seqs_ = std::max(max_seqs_, n_seqs);
@@ -54,41 +54,57 @@ bool StepStage::reserve(int n_rows, int n_seqs, int n_pages) {
   TD_CHECK(device_ != nullptr, "no device memory for the table of a step (%zu bytes)", bytes());
   for (std::byte*& host : host_) host = card_->allocate_host(bytes());
   ++epoch_;
-  return true;
 }
 
-void StepStage::put(const Step& step, std::span<const int32_t> ids) {
-  int n_pages = 0;
-  for (const SeqStep& seq : step.seqs) n_pages += int(seq.pages.size());
-  // Twice what is asked for: a sequence grows by a page now and then.
-  const int n_seqs = int(step.seqs.size());
-  if (step.n_rows > max_rows_ || n_seqs > max_seqs_ || n_pages > max_pages_) {
-    reserve(std::max(step.n_rows, max_rows_), std::max(n_seqs, max_seqs_),
-            n_pages > max_pages_ ? 2 * n_pages : max_pages_);
+// Sequences of all steps, then the rows of all, the tokens, the pages. A run's later steps have the pages of
+// its first, where they are the same list.
+void StepStage::put(std::span<const Step> steps, std::span<const int32_t> ids) {
+  const auto shares_pages = [&](const Step& step, size_t i) {
+    const std::span<const int32_t> first =
+        i < steps[0].seqs.size() ? steps[0].seqs[i].pages : step.seqs[i].pages;
+    return &step != &steps[0] && first.data() == step.seqs[i].pages.data() &&
+           first.size() == step.seqs[i].pages.size();
+  };
+  int n_rows = 0, n_seqs = 0, n_pages = 0;
+  for (const Step& step : steps) {
+    n_rows += step.n_rows;
+    n_seqs += int(step.seqs.size());
+    for (size_t i = 0; i < step.seqs.size(); ++i) {
+      if (!shares_pages(step, i)) n_pages += int(step.seqs[i].pages.size());
+    }
   }
+  // Twice what is asked for: a sequence grows by a page now and then.
+  reserve(n_rows, n_seqs, n_pages > max_pages_ ? 2 * n_pages : max_pages_);
   if (next_ == 0) card_->wait();  // the copies made from these buffers last time are done
   std::byte* host = host_[next_];
   next_ = (next_ + 1) % kBuffers;
 
-  const size_t at_rows = aligned(size_t(max_seqs_) * sizeof(SeqEntry));
-  const size_t at_ids = at_rows + aligned(size_t(max_rows_) * sizeof(int32_t));
-  const size_t at_pages = at_ids + aligned(size_t(max_rows_) * sizeof(int32_t));
-  auto* seqs = reinterpret_cast<SeqEntry*>(host);
+  const size_t at_rows = aligned(size_t(n_seqs) * sizeof(SeqEntry));
+  const size_t at_ids = at_rows + aligned(size_t(n_rows) * sizeof(int32_t));
+  const size_t at_pages = at_ids + aligned(ids.size_bytes());
+  auto* entries = reinterpret_cast<SeqEntry*>(host);
   auto* row_seq = reinterpret_cast<int32_t*>(host + at_rows);
   auto* pages = reinterpret_cast<int32_t*>(host + at_pages);
-  int page = 0;
-  for (int i = 0; i < n_seqs; ++i) {
-    const SeqStep& seq = step.seqs[size_t(i)];
-    seqs[i] = entry_of(seq, page);
-    std::fill_n(row_seq + seq.first_row, seq.n_rows, i);
-    std::copy(seq.pages.begin(), seq.pages.end(), pages + page);
-    page += int(seq.pages.size());
+  tables_.clear();
+  int entry = 0, row = 0, page = 0;
+  for (const Step& step : steps) {
+    tables_.push_back({reinterpret_cast<const SeqEntry*>(device_) + entry,
+                       reinterpret_cast<const int32_t*>(device_ + at_rows) + row,
+                       reinterpret_cast<const int32_t*>(device_ + at_pages),
+                       reinterpret_cast<const int32_t*>(device_ + at_ids)});
+    for (size_t i = 0; i < step.seqs.size(); ++i) {
+      const SeqStep& seq = step.seqs[i];
+      std::fill_n(row_seq + row + seq.first_row, seq.n_rows, int32_t(i));
+      const bool shared = shares_pages(step, i);
+      entries[entry++] = entry_of(seq, shared ? entries[i].first_page : page);
+      if (shared) continue;
+      std::copy(seq.pages.begin(), seq.pages.end(), pages + page);
+      page += int(seq.pages.size());
+    }
+    row += step.n_rows;
   }
   std::copy(ids.begin(), ids.end(), reinterpret_cast<int32_t*>(host + at_ids));
   card_->copy_in(device_, host, at_pages + size_t(page) * sizeof(int32_t));
-  table_ = {reinterpret_cast<const SeqEntry*>(device_), reinterpret_cast<const int32_t*>(device_ + at_rows),
-            reinterpret_cast<const int32_t*>(device_ + at_pages),
-            reinterpret_cast<const int32_t*>(device_ + at_ids)};
 }
 
 }  // namespace tandem::cuda

@@ -3,7 +3,7 @@
 
 namespace tandem {
 
-void ReferenceBackend::do_choose_greedy(View logits, int n, MutView ids) {
+void ReferenceBackend::do_choose_greedy(View logits, int n, View names, MutView ids) {
   for (int r = 0; r < logits.rows; ++r) {
     const float* l = ref::row(logits, r);
     int best = 0;
@@ -14,6 +14,7 @@ void ReferenceBackend::do_choose_greedy(View logits, int n, MutView ids) {
         best = i;
       }
     }
+    if (best >= 0 && !names.empty()) best = static_cast<const int32_t*>(names.data)[best];
     static_cast<int32_t*>(ids.data)[r * ids.stride] = best;
   }
 }

@@ -36,6 +36,13 @@ void ReferenceBackend::do_embed(const Weight& table, std::span<const int32_t> id
   }
 }
 
+void ReferenceBackend::do_embed_chosen(const Weight& table, View ids, MutView y) {
+  for (int r = 0; r < y.rows; ++r) {
+    const int32_t* id = static_cast<const int32_t*>(ids.data) + r;
+    if (*id >= 0) do_embed(table, {id, 1}, y.row_range(r, 1));
+  }
+}
+
 void ReferenceBackend::do_copy_rows(View x, std::span<const int32_t> rows, MutView y) {
   for (int r = 0; r < y.rows; ++r) {
     std::copy_n(ref::row(x, rows.empty() ? r : rows[size_t(r)]), y.cols, ref::row(y, r));

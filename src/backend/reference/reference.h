@@ -55,6 +55,7 @@ class ReferenceBackend final : public Backend {
 
  protected:
   void do_embed(const Weight& table, std::span<const int32_t> ids, MutView y) override;
+  void do_embed_chosen(const Weight& table, View ids, MutView y) override;
   void do_copy_rows(View x, std::span<const int32_t> rows, MutView y) override;
   void do_linear(Path path, View x, const Weight& w, MutView y) override;
   void do_linear_add(Path path, View x, const Weight& w, MutView residual) override;
@@ -72,7 +73,7 @@ class ReferenceBackend final : public Backend {
   void do_fold_states(const Step& step, const DeltaShape& shape, const DeltaState& state) override;
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
-  void do_choose_greedy(View logits, int n, MutView ids) override;
+  void do_choose_greedy(View logits, int n, View names, MutView ids) override;
 
  private:
   const DeltaForm delta_;
