@@ -263,6 +263,15 @@ void Backend::choose_greedy(View logits, int n, View names, MutView ids) {
   do_choose_greedy(logits, n, names, ids);
 }
 
+void Backend::choose_best(View logits, int n, MutView values, MutView ids) {
+  check_f32(logits, logits.rows, logits.cols, "logits to choose from");
+  check_f32(values, logits.rows, ids.cols, "values of the best logits");
+  TD_CHECK(ids.dtype == DType::i32 && ids.rows == logits.rows && ids.cols <= std::min(n, kMostBest) &&
+               ids.cols > 0 && n <= logits.cols,
+           "the best %d of %d of %d logits a row", ids.cols, n, logits.cols);
+  do_choose_best(logits, n, values, ids);
+}
+
 void Backend::delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) {
   do_delta_inputs(step, args, scratch);
 }

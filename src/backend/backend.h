@@ -319,6 +319,11 @@ class Backend {
   // greedy sampling chooses. -1 where one of them is NaN or infinite. ids [rows, 1] i32. Logit i is that of
   // token names[i] ([1, n or more] i32), or of token i where names is empty.
   void choose_greedy(View logits, int n, View names, MutView ids);
+  // The k highest of logits[r][0 .. n), k <= n and kMostBest: values[r] and their tokens ids[r], the highest
+  // first, of equal ones (-0 equals 0, and may become it) the first. ids[r][0] = -1 where one of the n is NaN
+  // or infinite, and then the rest is undefined. values [rows, k], ids [rows, k] i32.
+  static constexpr int kMostBest = 64;
+  void choose_best(View logits, int n, MutView values, MutView ids);
 
   // ---- blocks ----
   void delta_inputs(const Step& step, const DeltaInputs& args,
@@ -351,6 +356,7 @@ class Backend {
   virtual void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) = 0;
   virtual void do_moe_experts(Path path, const MoeExperts& args) = 0;
   virtual void do_choose_greedy(View logits, int n, View names, MutView ids) = 0;
+  virtual void do_choose_best(View logits, int n, MutView values, MutView ids) = 0;
 
   virtual void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch);
   virtual void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch);

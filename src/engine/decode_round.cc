@@ -42,7 +42,7 @@ void Engine::decode_all(const Sink& sink) {
   if (!begin_step(sink)) return;
   const Clock::time_point verify = Clock::now();
   decoder_->forward_with_head({.path = Path::decode, .n_rows = int(ids_.size()), .seqs = seqs_}, ids_, pool_,
-                              n_choices(stepping_));
+                              row_choice(stepping_));
   verify_s_ += seconds_since(verify);
   accept_rows(sink);
   commit_rows();
@@ -205,7 +205,7 @@ void Engine::accept_rows(const Sink& sink) {
   for (int first = 0; first < n_rows; first += most) {
     const int n = std::min(most, n_rows - first);
     const Clock::time_point start = Clock::now();
-    if (first > 0) decoder_->head(first, n, n_choices(stepping_));
+    if (first > 0) decoder_->head(first, n, row_choice(stepping_));
     verify_s_ += seconds_since(start);
     for (size_t s = at; s < stepping_.size() && stepping_[s]->first_row < first + n; ++s) {
       Active& a = *stepping_[s];
@@ -362,23 +362,35 @@ void Engine::learn(double round_s) {
   }
 }
 
-bool Engine::is_greedy(const Active& a) {
+Choose Engine::wanted_by(const Active& a) const {
   const SamplingParams& sampling = a.request.sampling;
-  return sampling.temperature == 0 && !a.request.top_logprobs && !changes_logits(sampling, a.history, {});
+  if (a.request.top_logprobs || changes_logits(sampling, a.history, {})) return Choose::nothing;
+  if (sampling.temperature == 0) return Choose::greedy;
+  const bool by_best = options_.accept.mode == AcceptMode::coupled && sampling.top_k > 0 &&
+                       sampling.top_k < std::min(Backend::kMostBest, options_.n_text_tokens);
+  return by_best ? Choose::best : Choose::nothing;
 }
 
-int Engine::n_choices(std::span<Active* const> sequences) const {
-  const bool any =
-      std::any_of(sequences.begin(), sequences.end(), [](const Active* a) { return is_greedy(*a); });
-  return any ? options_.n_text_tokens : 0;
+RowChoice Engine::row_choice(std::span<Active* const> sequences) const {
+  RowChoice choice{.what = Choose::nothing, .n_tokens = options_.n_text_tokens};
+  for (const Active* a : sequences) choice.what = std::max(choice.what, wanted_by(*a));
+  return choice;
 }
 
 // The first question of a round waits for its step.
 Engine::Said Engine::said_after(const Active& a, int row) {
   const Clock::time_point start = Clock::now();
   Said said;
-  if (is_greedy(a)) said.greedy = decoder_->choice(row);
-  if (said.greedy < 0) said.logits = decoder_->row_logits(row).first(size_t(options_.n_text_tokens));
+  const Choose wanted = wanted_by(a);
+  if (wanted == Choose::greedy) {
+    if (const TokenId token = decoder_->choice(row); token >= 0) said.token = token;
+  } else if (wanted == Choose::best) {
+    const BestLogits best = decoder_->best(row);
+    if (!best.ids.empty()) {
+      said.token = sampler_.choose_among(best.values, best.ids, a.request.sampling, uint32_t(a.text.size()));
+    }
+  }
+  if (!said.token) said.logits = decoder_->row_logits(row).first(size_t(options_.n_text_tokens));
   verify_s_ += seconds_since(start);
   return said;
 }
@@ -394,7 +406,7 @@ Result<TokenId> Engine::token_of(Active& a, const Said& said, std::optional<Toke
         uniform_noise({.seed = place.seed, .position = position, .purpose = NoisePurpose::accept}, 0);
     if (lot <= chance) return *draft;
   }
-  if (said.greedy >= 0) return said.greedy;
+  if (said.token) return *said.token;
   // Greedy: a draft is right if it is what the target says, in every mode.
   if (options_.accept.mode == AcceptMode::coupled || a.request.sampling.temperature == 0) {
     return sampler_.choose(row);

@@ -173,7 +173,7 @@ void Engine::prefill_one(const Sink& sink) {
   a.n_prefilled = end;
   if (end == total) {
     Active* const one[] = {&a};
-    decoder_->head(n - 1, 1, n_choices(one));
+    decoder_->head(n - 1, 1, row_choice(one));
     const Said said = said_after(a, n - 1);
     a.answering = true;
     a.stats.prefill_s += seconds_since(start);

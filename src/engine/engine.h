@@ -152,14 +152,13 @@ class Engine {
   void learn(double round_s);
   void learn_costs(double other_s);
   void judge_tree(Active& a, const Sink& sink);
-  // Whether the greedy choice is all that a's next token takes.
-  static bool is_greedy(const Active& a);
-  // Tokens that the decoder's greedy choices are among, where any of `sequences` wants one; else 0.
-  int n_choices(std::span<Active* const> sequences) const;
-  // What the target says of the token after a row: its greedy choice, or else the logits, which may be
-  // edited.
+  // What a's next token takes of a row, if not the logits.
+  Choose wanted_by(const Active& a) const;
+  // What any of `sequences` wants.
+  RowChoice row_choice(std::span<Active* const> sequences) const;
+  // What the target says after a row: the token that it chooses, or else the logits, which may be edited.
   struct Said {
-    TokenId greedy = -1;
+    std::optional<TokenId> token = {};
     std::span<float> logits = {};
   };
   Said said_after(const Active& a, int row);

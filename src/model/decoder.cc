@@ -94,7 +94,7 @@ Status Decoder::allocate() {
       {&angles_all_, DType::f32, rows, std::max(shape_.attention.rotary_dims, 1)},
       {&hidden_all_, DType::f32, limits_.max_logit_rows, shape_.d_model},
       {&logits_all_, DType::f32, limits_.max_logit_rows, shape_.n_vocab},
-      {&choices_all_, DType::i32, limits_.max_logit_rows, 1},
+      {&choices_all_, DType::i32, limits_.max_logit_rows, 2 * Backend::kMostBest},
       {&scratch_.norm, DType::f32, rows, shape_.d_model},
       {&scratch_.wide, DType::f32, rows, wide},
       {&scratch_.inner, DType::f32, rows, inner},
@@ -116,7 +116,8 @@ Status Decoder::allocate() {
   size_t offset = 0;
   if (!backend_->memory_is_host()) {
     logits_copy_.resize(size_t(limits_.max_logit_rows) * size_t(shape_.n_vocab));
-    choices_copy_.resize(size_t(limits_.max_logit_rows));
+    choices_copy_ = std::make_unique<std::byte[]>(size_t(limits_.max_logit_rows) * 2 * Backend::kMostBest *
+                                                  sizeof(TokenId));
   }
   for (const Part& p : parts) {
     *p.view = activations_.view(p.dtype, p.rows, p.cols, offset);
@@ -144,24 +145,23 @@ void Decoder::cache_rows(const Step& step, const StatePool& pool) {
 }
 
 void Decoder::forward_with_head(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
-                                int n_choices) {
+                                const RowChoice& choice) {
   check_ids(step, ids);
-  if (n_choices > 0 && n_choices != n_choices_in_steps_) {  // recorded as it was
-    n_choices_in_steps_ = n_choices;
-    step_owners_[size_t(Extent::choices)] = new_step_owner();
-  }
-  run(step, ids, pool, n_choices > 0 ? Extent::choices : Extent::head);
+  run(step, ids, pool, Extent::head, choice);
 }
 
-void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent) {
+void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent,
+                  const RowChoice& choice) {
   TD_CHECK(step.n_rows > 0 && step.n_rows <= limits_.max_rows, "step of %d rows, at most %d", step.n_rows,
            limits_.max_rows);
   residual_ = x_all_.row_range(0, step.n_rows);
   angles_ = angles_all_.row_range(0, step.n_rows);
   if (!taps_.empty()) features_ = features_all_.row_range(0, step.n_rows);
-  const bool with_head = extent == Extent::head || extent == Extent::choices;
-  set_at_hand(0, with_head ? std::min(step.n_rows, limits_.max_logit_rows) : 0,
-              extent == Extent::choices ? n_choices_in_steps_ : 0);
+  set_at_hand(0, extent == Extent::head ? std::min(step.n_rows, limits_.max_logit_rows) : 0, choice);
+  if (choice.what != Choose::nothing && choice.n_tokens != n_tokens_in_steps_) {  // recorded as it was
+    n_tokens_in_steps_ = choice.n_tokens;
+    renew_owners();
+  }
   struct Run {
     Decoder* decoder;
     const Step* step;
@@ -177,7 +177,7 @@ void Decoder::run(const Step& step, std::span<const TokenId> ids, const StatePoo
     if (d.n_at_hand_ > 0) d.run_head(d.residual_.row_range(0, d.n_at_hand_));
   };
   if (observer_) return body(&run);  // it looks at every step, recorded or not
-  backend_->run({.owner = step_owners_[size_t(extent)],
+  backend_->run({.owner = step_owners_[size_t(extent) + size_t(choice.what)],
                  .state = pool.id(),
                  .steps = {&step, 1},
                  .ids = ids,
@@ -323,25 +323,25 @@ void Decoder::feed_forward(const Step& step, const DecoderLayer& layer, const Mo
                 scratch_);
 }
 
-void Decoder::set_at_hand(int first, int n, int n_choices) {
+void Decoder::set_at_hand(int first, int n, const RowChoice& choice) {
   at_hand_ = first;
   n_at_hand_ = n;
-  n_choices_ = n_choices;
+  choice_ = choice;
   choices_ = nullptr;
   if (n > 0) hidden_ = hidden_all_.row_range(0, n);
 }
 
-void Decoder::head(int first, int n, int n_choices) {
+void Decoder::head(int first, int n, const RowChoice& choice) {
   TD_CHECK(first >= 0 && n > 0 && first + n <= residual_.rows && n <= limits_.max_logit_rows,
            "head of rows %d + %d of %d, at most %d", first, n, residual_.rows, limits_.max_logit_rows);
-  set_at_hand(first, n, n_choices);
+  set_at_hand(first, n, choice);
   run_head(residual_.row_range(first, n));
 }
 
-void Decoder::head(std::span<const int32_t> rows, int n_choices) {
+void Decoder::head(std::span<const int32_t> rows, const RowChoice& choice) {
   const int n = int(rows.size());
   TD_CHECK(n > 0 && n <= limits_.max_logit_rows, "head of %d rows, at most %d", n, limits_.max_logit_rows);
-  set_at_hand(0, n, n_choices);
+  set_at_hand(0, n, choice);
   backend_->copy_rows(residual_, rows, hidden_);
   run_head(hidden_);
 }
@@ -354,7 +354,16 @@ void Decoder::run_head(View x) {
                   .weight = weights_.head.get(),
                   .hidden = hidden_,
                   .logits = logits});
-  if (n_choices_ > 0) backend_->choose_greedy(logits, n_choices_, {}, choices_all_.row_range(0, x.rows));
+  switch (choice_.what) {
+    case Choose::nothing:
+      break;
+    case Choose::greedy:
+      backend_->choose_greedy(logits, choice_.n_tokens, {}, chosen_ids());
+      break;
+    case Choose::best:
+      backend_->choose_best(logits, choice_.n_tokens, chosen_values(), chosen_ids());
+      break;
+  }
 }
 
 int Decoder::place_at_hand(int row) const {
@@ -365,27 +374,53 @@ int Decoder::place_at_hand(int row) const {
 
 std::span<float> Decoder::row_logits(int row) { return logits_on_host(place_at_hand(row), 1); }
 
+int Decoder::n_chosen() const {
+  return choice_.what == Choose::best ? std::min(choice_.n_tokens, Backend::kMostBest)
+                                      : int(choice_.what == Choose::greedy);
+}
+
+MutView Decoder::chosen_ids() const {
+  const int k = n_chosen();
+  return {choices_all_.data, DType::i32, n_at_hand_, k, k};
+}
+
+MutView Decoder::chosen_values() const {
+  const int k = n_chosen();
+  return {static_cast<int32_t*>(choices_all_.data) + int64_t{n_at_hand_} * k, DType::f32, n_at_hand_, k, k};
+}
+
+void Decoder::fetch_choices() {
+  if (choices_ != nullptr) return;
+  choices_ = static_cast<const TokenId*>(choices_all_.data);
+  if (backend_->memory_is_host()) return;
+  const int words = n_at_hand_ * n_chosen() * (choice_.what == Choose::best ? 2 : 1);
+  backend_->copy_out({choices_copy_.get(), size_t(words) * sizeof(TokenId)},
+                     static_cast<const std::byte*>(choices_all_.data));
+  choices_ = reinterpret_cast<const TokenId*>(choices_copy_.get());
+}
+
 TokenId Decoder::choice(int row) {
   const int place = place_at_hand(row);
-  if (n_choices_ == 0) return -1;
-  if (choices_ == nullptr) {
-    choices_ = static_cast<const TokenId*>(choices_all_.data);
-    if (!backend_->memory_is_host()) {
-      const auto copy = std::as_writable_bytes(std::span(choices_copy_).first(size_t(n_at_hand_)));
-      backend_->copy_out(copy, reinterpret_cast<const std::byte*>(choices_));
-      choices_ = choices_copy_.data();
-    }
-  }
-  return choices_[place];
+  if (choice_.what == Choose::nothing) return -1;
+  fetch_choices();
+  return choices_[place * n_chosen()];
+}
+
+BestLogits Decoder::best(int row) {
+  const int place = place_at_hand(row), k = n_chosen();
+  if (choice_.what != Choose::best || choice(row) < 0) return {};
+  const TokenId* ids = choices_ + place * k;
+  const auto* values = reinterpret_cast<const float*>(ids + n_at_hand_ * k);
+  return {{values, size_t(k)}, {ids, size_t(k)}};
 }
 
 std::span<float> Decoder::logits(int first, int n) {
-  head(first, n, 0);
+  head(first, n, {});
   return logits_on_host(0, n);
 }
 
 std::span<float> Decoder::logits(std::span<const int32_t> rows) {
-  head(rows, 0);
+  head(rows, {});
   return logits_on_host(0, int(rows.size()));
 }
 

@@ -76,6 +76,19 @@ struct DecoderLimits {
   int max_logit_rows = 32;  // through the head at a time
 };
 
+// What the backend shall choose of every row that goes through the head, among the first n_tokens.
+enum class Choose : uint8_t { nothing, greedy, best };  // each more than the one before
+struct RowChoice {
+  Choose what = Choose::nothing;
+  int n_tokens = 0;
+};
+
+// The best logits of a row, the highest first (Backend::choose_best).
+struct BestLogits {
+  std::span<const float> values;
+  std::span<const TokenId> ids;
+};
+
 // Layers put together otherwise than the decoder's own, from its weights.
 class LayerPass {
  public:
@@ -112,7 +125,7 @@ class Decoder {
   // forward(), and then head() of the step's first rows, as many as it takes: in one, so that a backend that
   // records steps replays both.
   void forward_with_head(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
-                         int n_choices);
+                         const RowChoice& choice);
 
   // From now on forward() runs `pass` in place of its own layers; taps and observers see none of them. The
   // pass must live as long as the decoder is used.
@@ -129,18 +142,18 @@ class Decoder {
   int features_all_cols() const { return features_all_.cols; }
 
   // Norm and head of rows [first, first + n) of the last forward, n <= max_logit_rows, which are then at hand
-  // until the next forward, head() or logits(). n_choices > 0: also the greedy choice of each among the first
-  // n_choices tokens.
-  void head(int first, int n, int n_choices);
+  // until the next forward, head() or logits(); and the choice of each.
+  void head(int first, int n, const RowChoice& choice);
   // The same of any rows, at hand in the order given, as rows 0, 1, ..
-  void head(std::span<const int32_t> rows, int n_choices);
+  void head(std::span<const int32_t> rows, const RowChoice& choice);
   // The logits of the rows at hand where the backend has them.
   View logits_on_device() const { return logits_all_.row_range(0, n_at_hand_); }
   // Of a row of the last forward that is at hand: its logits [n_vocab], which the caller may edit;
   std::span<float> row_logits(int row);
-  // its greedy choice (Backend::choose_greedy), -1 if none was asked for. The first call brings those of all
-  // rows.
+  // its greedy choice, -1 where none was asked for or one of the logits is no finite number; its best logits,
+  // kMostBest of them or all tokens, none likewise. The first call brings the choices of all rows.
   TokenId choice(int row);
+  BestLogits best(int row);
 
   // head() of those rows, and their logits [n, n_vocab], which the caller may edit.
   std::span<float> logits(int first, int n);
@@ -181,16 +194,23 @@ class Decoder {
     renew_owners();
   }
   Status allocate();
-  void set_at_hand(int first, int n, int n_choices);
+  void set_at_hand(int first, int n, const RowChoice& choice);
   // Norm and head of rows x, those at hand, into hidden_ (which may be x) and the logits, and their choices.
   void run_head(View x);
   int place_at_hand(int row) const;  // among the rows at hand
   // Logits of rows at hand where the host can read and edit them.
   std::span<float> logits_on_host(int first, int n);
-  // How far a step goes; one of another extent is of another kind.
-  enum class Extent : uint8_t { caches, layers, head, choices };
-  static constexpr size_t kExtents = 4;
-  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent);
+  // Tokens that are chosen of a row at hand.
+  int n_chosen() const;
+  // Their ids and values of the rows at hand, on the device; brings them to the host.
+  MutView chosen_ids() const;
+  MutView chosen_values() const;
+  void fetch_choices();
+  // How far a step goes; one of another extent, or of another choice, is of another kind.
+  enum class Extent : uint8_t { caches, layers, head };
+  static constexpr size_t kKinds = 5;
+  void run(const Step& step, std::span<const TokenId> ids, const StatePool& pool, Extent extent,
+           const RowChoice& choice = {});
   void renew_owners() {
     for (uint64_t& owner : step_owners_) owner = new_step_owner();
   }
@@ -214,19 +234,19 @@ class Decoder {
   Scratch scratch_;
   std::vector<float>
       logits_copy_;  // [max_logit_rows, n_vocab] where the host cannot read the backend's memory
-  std::vector<TokenId> choices_copy_;                                   // [max_logit_rows], likewise
+  std::unique_ptr<std::byte[]> choices_copy_;                           // of the choices, likewise
   MutView x_all_, hidden_all_, logits_all_, choices_all_, angles_all_;  // at their largest
   MutView residual_, hidden_, angles_;                                  // of the last step
   int at_hand_ = 0, n_at_hand_ = 0;   // first and number of the rows that the head has seen
-  int n_choices_ = 0;                 // tokens that their choices are among; 0: no choices
-  const TokenId* choices_ = nullptr;  // of theirs, once they have been asked for
+  RowChoice choice_;                  // theirs
+  const TokenId* choices_ = nullptr;  // once they have been asked for: ids, then values
   std::vector<int> taps_;
   DeviceBuffer features_memory_;
   MutView features_all_, features_;
   LayerPass* layer_pass_ = nullptr;
-  // Of the steps that backends may record, by extent; new ones when what a step does changes.
-  std::array<uint64_t, kExtents> step_owners_ = {};
-  int n_choices_in_steps_ = 0;  // of those recorded
+  // Of the steps that backends may record, by kind; new ones when what a step does changes.
+  std::array<uint64_t, kKinds> step_owners_ = {};
+  int n_tokens_in_steps_ = 0;  // that those recorded choose among
   Observer observer_ = nullptr;
   void* observer_context_ = nullptr;
 };

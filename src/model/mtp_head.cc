@@ -147,7 +147,7 @@ void MtpHead::begin_chains(std::span<const int32_t> rows, int n_choices, View na
     for (uint64_t& owner : chain_owners_) owner = new_step_owner();
   }
   const int n = int(rows.size());
-  trunk_->head(rows, 0);
+  trunk_->head(rows, {});
   target_->backend().choose_greedy(trunk_->logits_on_device(), n_choices_, names_, chain_tokens(0, n));
   const MutView hidden = chain_hidden_.row_range(0, n);
   if (options_.chain_after_norm) {
@@ -191,7 +191,7 @@ void MtpHead::extend(const Step& step, int t, const StatePool& pool) {
                                   embedded_all_.row_range(0, n));
   project_embedded(step, hidden);
   trunk_->forward_rows(step, pool);
-  trunk_->head(0, n, 0);
+  trunk_->head(0, n, {});
   target_->backend().choose_greedy(trunk_->logits_on_device(), n_choices_, names_, chain_tokens(t, n));
 }
 

@@ -120,6 +120,10 @@ std::span<const Candidate> Sampler::survivors(const SampleRow& row, float x_max)
       if (const float t = score(i); t > kMasked) candidates_.push_back({t, TokenId(i)});
     }
   }
+  return cut(p);
+}
+
+std::span<const Candidate> Sampler::cut(const SamplingParams& p) {
   std::span<Candidate> left = candidates_;
   if (p.top_p < 1) left = left.first(cut_top_p(left, p.top_p));
   if (p.min_p > 0) {
@@ -138,6 +142,24 @@ Result<TokenId> Sampler::choose(const SampleRow& row) {
   const NoiseKey key{.seed = p.seed, .position = row.position, .purpose = NoisePurpose::choose};
   const bool whole_row = p.top_k == 0 && p.top_p >= 1 && p.min_p == 0;
   return whole_row ? draw_from_row(row, x_max, key) : draw(survivors(row, x_max), key);
+}
+
+std::optional<TokenId> Sampler::choose_among(std::span<const float> values, std::span<const TokenId> ids,
+                                             const SamplingParams& p, uint32_t position) {
+  const auto k = size_t(p.top_k);
+  TD_CHECK(k > 0 && k < values.size() && p.temperature > 0, "top_k %d of %zu best logits, temperature %g",
+           p.top_k, values.size(), double(p.temperature));
+  const auto score = [&](size_t i) { return (values[i] - values[0]) / p.temperature; };
+  // What is not among the best scores at most as much as the last of them.
+  if (const float last = score(values.size() - 1); last > kMasked && last == score(k - 1))
+    return std::nullopt;
+  candidates_.clear();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (const float t = score(i); t > kMasked) candidates_.push_back({t, ids[i]});
+  }
+  std::sort(candidates_.begin(), candidates_.end(), better);
+  if (candidates_.size() > k) candidates_.resize(k);
+  return draw(cut(p), {.seed = p.seed, .position = position, .purpose = NoisePurpose::choose});
 }
 
 Status Sampler::distribution(const SampleRow& row, std::span<float> probs) {

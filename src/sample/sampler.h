@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,6 +42,12 @@ class Sampler {
   // Errors: a logit that is NaN or infinite (names the first one), or no token left by the masks.
   Result<TokenId> choose(const SampleRow& row);
 
+  // choose() of a row that no processor changes, from its best logits alone: values and ids, the highest
+  // first, of equals the lower id first, more of them than 0 < top_k (temperature > 0). Nothing where they do
+  // not settle it: scores may be equal where logits are not.
+  std::optional<TokenId> choose_among(std::span<const float> values, std::span<const TokenId> ids,
+                                      const SamplingParams& params, uint32_t position);
+
   // The distribution from which choose() draws: probs [n_vocab], fp32, summing to 1; one-hot at temperature
   // 0.
   Status distribution(const SampleRow& row, std::span<float> probs);
@@ -48,6 +55,8 @@ class Sampler {
  private:
   // Survivors of top-k, top-p and min-p, scored; temperature > 0.
   std::span<const Candidate> survivors(const SampleRow& row, float x_max);
+  // Of candidates_, the survivors of top-p and min-p.
+  std::span<const Candidate> cut(const SamplingParams& params);
 
   std::vector<Candidate> candidates_;
 };

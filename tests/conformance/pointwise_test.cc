@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "conformance/estimate.h"
 #include "conformance/harness.h"
@@ -156,6 +157,55 @@ TEST_P(Pointwise, TheGreedyChoiceIsTheFirstOfTheHighest) {
     const IntsOnDevice ids(*backend_, rows, 1);
     backend_->choose_greedy(in, n, named ? View(names.view()) : View{}, ids.view());
     EXPECT_EQ(ids.read(), want);
+  });
+}
+
+TEST_P(Pointwise, TheBestLogitsComeInOrder) {
+  for_cases(40, 16000, [&](Rng& rng) {
+    const int rows = rng.pick({1, 1, 2, 9}), gap = rng.uniform(0, 3);
+    const int cols = rng.pick({1, 64, 65, 300, 2049, 5000, 20000}), n = rng.uniform(std::min(cols, 64), cols);
+    const int k = rng.uniform(1, std::min(n, Backend::kMostBest));
+    SCOPED_TRACE(std::to_string(k) + " of " + std::to_string(n) + " of [" + std::to_string(rows) + ", " +
+                 std::to_string(cols) + "]");
+    Rows logits = wild_rows(rng, rows, cols);
+    for (int r = 0; r < rows; ++r) {
+      float* row = logits.row(r);
+      switch (rng.uniform(0, 4)) {
+        case 0:
+          for (int c = 0; c < cols; ++c) row[c] = float(rng.uniform(0, 30)) - 15;
+          break;
+        case 1:  // each better than those before
+          for (int c = 0; c < cols; ++c) row[c] = float(c);
+          break;
+        case 2:
+          for (int c = 0; c < cols; ++c) row[c] = -3;
+          break;
+        case 3:
+          for (int c = 0; c < cols; ++c) row[c] = rng.uniform(0, 1) == 0 ? rng.normal() : NAN;
+          break;
+        default:
+          break;
+      }
+    }
+    const OnDevice in(*backend_, logits, gap), values(*backend_, rows, k, gap);
+    const IntsOnDevice ids(*backend_, rows, k);
+    backend_->choose_best(in, n, values, ids.view());
+    const Rows got = values.read();
+    const std::vector<int32_t> got_ids = ids.read();
+    for (int r = 0; r < rows; ++r) {
+      const float* row = logits.row(r);
+      const int32_t* id = got_ids.data() + r * k;
+      if (!std::all_of(row, row + n, [](float x) { return std::isfinite(x); })) {
+        EXPECT_EQ(id[0], -1) << "row " << r;
+        continue;
+      }
+      std::vector<int32_t> order(static_cast<size_t>(n));
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+      order.resize(size_t(k));
+      EXPECT_EQ(std::vector<int32_t>(id, id + k), order) << "row " << r;
+      for (int i = 0; i < k; ++i) EXPECT_EQ(got.at(r, i), row[order[size_t(i)]]) << "row " << r << ", " << i;
+    }
   });
 }
 

@@ -217,6 +217,42 @@ TEST(Distribution, EqualsTheDefinitionByAFullSort) {
   }
 }
 
+// The best logits of a row choose as the whole row does, or say that they cannot.
+TEST(Choose, AmongTheBestLogitsIsAsAmongAll) {
+  std::mt19937 rng(17);
+  int settled = 0, unsettled = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const int n = 2 + int(rng() % 700);
+    std::vector<float> logits = random_logits(rng, n, round % 3 == 0 ? 0.1f : 4.0f);
+    if (round % 4 == 0) {  // many equals, zeros of both signs
+      for (float& x : logits) x = std::round(x);
+    }
+    std::vector<TokenId> ids(static_cast<size_t>(n));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](TokenId a, TokenId b) { return logits[size_t(a)] > logits[size_t(b)]; });
+    ids.resize(std::min<size_t>(ids.size(), 64));
+    std::vector<float> values;
+    for (const TokenId id : ids) values.push_back(logits[size_t(id)] + 0.0f);
+    constexpr float kTemperatures[] = {0.7f, 1.0f, 1.3f, 1e-38f, 1e-6f, 1e6f, 3e37f};
+    SamplingParams params{.temperature = kTemperatures[rng() % 7]};
+    params.top_k = 1 + int(rng() % (ids.size() - 1));
+    if (rng() % 2) params.top_p = double(1 + rng() % 999) / 1000;
+    if (rng() % 2) params.min_p = double(rng() % 100) / 500;
+    Sampler sampler(n);
+    for (uint32_t position = 0; position < 3; ++position) {
+      params.seed = rng();
+      const std::optional<TokenId> token = sampler.choose_among(values, ids, params, position);
+      ++(token ? settled : unsettled);
+      if (token) {
+        ASSERT_EQ(*token, *choose(logits, params, position)) << "round " << round;
+      }
+    }
+  }
+  EXPECT_GT(settled, 3000);
+  EXPECT_GT(unsettled, 100);
+}
+
 TEST(Choose, EqualsTheDefinitionAtARealVocabulary) {
   std::mt19937 rng(12);
   const std::vector<float> logits = random_logits(rng, 248320, 3);

@@ -117,6 +117,7 @@ class CpuBackend final : public Backend {
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
   void do_choose_greedy(View logits, int n, View names, MutView ids) override;
+  void do_choose_best(View logits, int n, MutView values, MutView ids) override;
 
  private:
   // Runs body(first, last, thread) over [0, n) in ranges of at most `grain`: on the calling thread alone if

@@ -114,6 +114,30 @@ void CpuBackend::do_choose_greedy(View logits, int n, View names, MutView ids) {
   });
 }
 
+void CpuBackend::do_choose_best(View logits, int n, MutView values, MutView ids) {
+  const int k = ids.cols;
+  for_rows(logits.rows, 0.7 * n, [&](int r) {
+    const float* l = row(logits, r);
+    float* value = row(values, r);
+    int32_t* id = static_cast<int32_t*>(ids.data) + r * ids.stride;
+    id[0] = kernels_.highest(l, n);
+    if (id[0] < 0) return;
+    int held = 0;
+    float least = -INFINITY;  // of those held, once they are k
+    for (int i = 0; i < n; ++i) {
+      if (!(l[i] > least)) continue;
+      int at = held < k ? held++ : k - 1;
+      for (; at > 0 && l[i] > value[at - 1]; --at) {
+        value[at] = value[at - 1];
+        id[at] = id[at - 1];
+      }
+      value[at] = l[i];
+      id[at] = i;
+      if (held == k) least = value[k - 1];
+    }
+  });
+}
+
 void CpuBackend::do_rope_angles(const Step& step, View frequencies, float m, MutView angles) {
   const int n = frequencies.cols;
   const float* f = row(frequencies, 0);

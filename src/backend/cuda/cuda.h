@@ -90,6 +90,7 @@ class CudaBackend final : public Backend {
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
   void do_choose_greedy(View logits, int n, View names, MutView ids) override;
+  void do_choose_best(View logits, int n, MutView values, MutView ids) override;
 
   void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) override;
   void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
@@ -140,7 +141,10 @@ class CudaBackend final : public Backend {
                        bool add);
   void reserve_many_rows(const CudaWeight& w, int max_rows);
   void reserve_experts(const Reserve& largest);
-  void reserve_choice(int max_rows);
+  void reserve_choice(const Reserve& largest);
+  // Scratch of choices among logits.
+  unsigned long long* choice_keys(size_t n);
+  unsigned* choice_counters(int rows);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
 
   // fold_states of the convolution's windows.

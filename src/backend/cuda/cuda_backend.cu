@@ -111,7 +111,7 @@ Status CudaBackend::reserve(const Reserve& largest) {
   for (const Weight* w : largest.weights) reserve_linear(ours(*w), largest.max_rows);
   reserve_attention(largest.attention, largest.max_rows, bucket_of(largest.max_positions));
   reserve_experts(largest);
-  reserve_choice(largest.max_rows);
+  reserve_choice(largest);
   rows_.need(size_t(largest.max_rows) * sizeof(int32_t), true);
   stage_.reserve(largest.max_rows, std::min(largest.max_rows, kReservedSequences),
                  (largest.max_positions + kPageTokens - 1) / kPageTokens + kReservedSequences);

@@ -74,6 +74,7 @@ class ReferenceBackend final : public Backend {
   void do_moe_route(View logits, bool normalise, MutView ids, MutView weights) override;
   void do_moe_experts(Path path, const MoeExperts& args) override;
   void do_choose_greedy(View logits, int n, View names, MutView ids) override;
+  void do_choose_best(View logits, int n, MutView values, MutView ids) override;
 
  private:
   const DeltaForm delta_;

@@ -103,11 +103,12 @@ class DecodeTest {
         ids_[size_t(i)] = TokenId((++token_ * 7919u + unsigned(i)) % unsigned(model_.config.vocab_size));
       }
       // As a greedy round of the engine does.
-      const int most = decoder.limits().max_logit_rows, n_vocab = decoder.shape().n_vocab;
+      const int most = decoder.limits().max_logit_rows;
+      const RowChoice choice{Choose::greedy, decoder.shape().n_vocab};
       decoder.forward_with_head({.path = Path::decode, .n_rows = batch_, .seqs = steps_}, ids_, pool_,
-                                n_vocab);
+                                choice);
       for (int first = 0; first < batch_; first += most) {
-        if (first > 0) decoder.head(first, std::min(most, batch_ - first), n_vocab);
+        if (first > 0) decoder.head(first, std::min(most, batch_ - first), choice);
         decoder.choice(first);
       }
       for (SequenceState& sequence : sequences_) sequence.commit(1);

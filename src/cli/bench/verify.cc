@@ -70,7 +70,8 @@ class VerifyTest {
     TD_CHECK(status.ok(), "%s", status.error().message.c_str());
     const SeqStep seq = sequence.rows(0);
     model_.decoder->forward_with_head({.path = Path::decode, .n_rows = n, .seqs = std::span(&seq, 1)},
-                                      std::span(ids_).first(size_t(n)), pool_, model_.config.vocab_size);
+                                      std::span(ids_).first(size_t(n)), pool_,
+                                      {Choose::greedy, model_.config.vocab_size});
     model_.decoder->choice(0);  // waits for the step
     sequence.commit(n);
   }

@@ -1,6 +1,6 @@
-// A greedy answer takes the device's choices and none of the logits: its tokens are those of the logits,
-// however many rows a step has and whoever shares it. Steps recur often enough that a backend which records
-// them replays most.
+// An answer that takes the device's choices (greedy, or of a top-k) and none of the logits has the tokens of
+// the logits, however many rows a step has and whoever shares it. Steps recur often enough that a backend
+// which records them replays most.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ class Oracle final : public Drafter {
   std::mt19937 rng_{4};
 };
 
-class GreedyChoice : public testing::TestWithParam<Case> {
+class RowChoices : public testing::TestWithParam<Case> {
  protected:
   static constexpr int kLogitRows = 5;
   ModelUnderTest model_{std::string(TANDEM_TEST_DATA) + "/goldens/tiny/" + GetParam().family,
@@ -100,7 +100,7 @@ class GreedyChoice : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(GreedyChoice, GivesTheTokensOfTheLogits) {
+TEST_P(RowChoices, GivesTheTokensOfTheLogits) {
   std::mt19937 rng(11);
   const int n_vocab = model_.n_vocab(), n_tokens = n_vocab - n_vocab / 3;
   std::vector<Request> greedy(2);
@@ -119,40 +119,59 @@ TEST_P(GreedyChoice, GivesTheTokensOfTheLogits) {
   // In verify steps of more rows than the head takes at once, beside requests that need their logits.
   Oracle oracle(n_vocab);
   for (const auto& text : want) oracle.knows(text);
-  std::vector<Request> mixed = {by_logits[0], greedy[0], greedy[1]};
+  std::vector<Request> mixed = {by_logits[0], greedy[0], greedy[1], greedy[0]};
   mixed[0].sampling.temperature = 0.7f;
   mixed[0].sampling.seed = 5;
   mixed[0].top_logprobs = std::nullopt;
   mixed[0].max_tokens = 8;  // then the others are alone
-  const auto got = run(mixed, n_tokens, &oracle), plain = run({mixed[0]}, n_tokens, nullptr);
+  mixed[3].sampling = {.temperature = 0.9f, .top_k = 20, .top_p = 0.9, .seed = 6};
+  Request drawn = mixed[3];
+  drawn.top_logprobs = 0;  // by its logits
+  const auto plain = run({mixed[0], drawn}, n_tokens, nullptr);
+  oracle.knows(plain[1]);
+  const auto got = run(mixed, n_tokens, &oracle);
   EXPECT_EQ(got[0], plain[0]);
+  EXPECT_EQ(got[3], plain[1]);
   for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i + 1], want[i]) << "sequence " << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GreedyChoice, testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Backends, RowChoices, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.family + "_" + info.param.name; });
 
 // Of the decoder itself, whether its head came with the step or afterwards.
-TEST_P(GreedyChoice, OfADecoderIsThatOfItsLogits) {
+TEST_P(RowChoices, OfADecoderIsThatOfItsLogits) {
   Decoder& decoder = model_.decoder();
   StatePool pool = model_.make_pool(1, 128);
   SequenceState state = value_or_throw(SequenceState::create(pool));
   const int n_vocab = model_.n_vocab();
   std::mt19937 rng(12);
-  for (const int n : {1, 1, 1, 3, 3, 3, 1, 7, 7, 7}) {
+  for (const int n : {1, 1, 1, 1, 1, 3, 3, 3, 3, 1, 7, 7, 7, 7, 7}) {
     std::vector<TokenId> ids;
     for (int i = 0; i < n; ++i) ids.push_back(TokenId(rng() % unsigned(n_vocab)));
     ok_or_throw(state.begin_verify(n));
     const SeqStep seq = state.rows(0);
     const int n_choices = n == 3 ? n_vocab / 2 : n_vocab;
-    decoder.forward_with_head({.n_rows = n, .seqs = {&seq, 1}}, ids, pool, n_choices);
+    const RowChoice choice{rng() % 2 == 0 ? Choose::greedy : Choose::best, n_choices};
+    decoder.forward_with_head({.n_rows = n, .seqs = {&seq, 1}}, ids, pool, choice);
     state.commit(n);
     for (int row = 0; row < n; ++row) {
-      if (row == kLogitRows) decoder.head(row, n - row, n_choices);
+      if (row == kLogitRows) decoder.head(row, n - row, choice);
       const std::span<const float> logits = decoder.row_logits(row).first(size_t(n_choices));
       EXPECT_EQ(decoder.choice(row), argmax(logits)) << "row " << row << " of " << n;
+      const BestLogits best = decoder.best(row);
+      if (choice.what == Choose::greedy) {
+        EXPECT_TRUE(best.ids.empty());
+        continue;
+      }
+      ASSERT_EQ(int(best.ids.size()), std::min(n_choices, Backend::kMostBest));
+      std::vector<float> sorted(logits.begin(), logits.end());
+      std::sort(sorted.begin(), sorted.end(), std::greater<>());
+      for (size_t i = 0; i < best.ids.size(); ++i) {
+        EXPECT_EQ(best.values[i], sorted[i]);
+        EXPECT_EQ(best.values[i], logits[size_t(best.ids[i])]);
+      }
     }
-    decoder.head(0, 1, 0);
+    decoder.head(0, 1, {});
     EXPECT_EQ(decoder.choice(0), -1) << "nobody asked for one";
   }
 }
