@@ -48,6 +48,11 @@ class DflashNetwork {
   int max_logit_rows() const { return trunk_->limits().max_logit_rows; }
   // Logits of rows of the last block, at most the limits' max_logit_rows.
   std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
+  // The same rows through the head alone, and what is wanted of row i of them (Decoder::head).
+  void head(std::span<const int32_t> rows, const RowChoice& choice) { trunk_->head(rows, choice); }
+  std::span<float> row_logits(size_t i) { return trunk_->row_logits(int(i)); }
+  TokenId row_choice(size_t i) { return trunk_->choice(int(i)); }
+  BestLogits row_best(size_t i) { return trunk_->best(int(i)); }
   View hidden() const { return trunk_->hidden(); }
   // Null in the first DFlash.
   DflashSelector* selector() const { return selector_.get(); }

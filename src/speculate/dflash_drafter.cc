@@ -162,16 +162,38 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
     }
   }
   const auto most = size_t(network_->max_logit_rows());
+  const RowChoice choice = wanted_choice();
   for (size_t first = 0; first < rows_.size(); first += most) {
     const size_t n = std::min(most, rows_.size() - first);
-    const std::span<float> logits = network_->logits(std::span(rows_).subspan(first, n));
+    network_->head(std::span(rows_).subspan(first, n), choice);
     if (network_->selector() == nullptr) {
-      choose_each(first, n, logits);
+      choose_each(first, n);
     } else {
-      choose_by_selector(first, n, logits);
-      collect_by_selector(first, n, logits);
+      choose_by_selector(first, n);
+      collect_by_selector(first, n);
     }
   }
+}
+
+RowChoice DflashDrafter::wanted_choice() const {
+  RowChoice choice{.what = network_->selector() != nullptr ? Choose::best : Choose::greedy,
+                   .n_tokens = int(choice_.n_choices(drafting_[0]->slot))};
+  if (network_->selector() != nullptr && network_->selector()->top_k() > Backend::kMostBest) return {};
+  for (const DraftRequest* r : drafting_) {
+    const bool greedy = choice_.sampling(r->slot).temperature == 0 && r->tree_nodes == 0 &&
+                        !network_->config().changes_logits();
+    if (choice.what == Choose::greedy && !greedy) return {};
+    if (int(choice_.n_choices(r->slot)) != choice.n_tokens) return {};
+  }
+  return choice;
+}
+
+void DflashDrafter::find_best(size_t i, int slot, size_t k) {
+  const BestLogits best = network_->row_best(i);
+  if (best.ids.size() < k) return choice_.candidates(slot, network_->row_logits(i), k, best_);
+  best_.clear();
+  for (size_t j = 0; j < k; ++j) best_.push_back({best.values[j], best.ids[j]});
+  std::sort(best_.begin(), best_.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
 }
 
 int DflashDrafter::slot_of(size_t i) const {
@@ -183,18 +205,21 @@ bool DflashDrafter::ends_block(size_t i) const {
   return i + 1 == owners_.size() || owners_[i + 1] != owners_[i];
 }
 
-void DflashDrafter::choose_each(size_t first, size_t n, std::span<float> logits) {
+void DflashDrafter::choose_each(size_t first, size_t n) {
   const DrafterConfig& config = network_->config();
-  const size_t n_vocab = logits.size() / n;
   for (size_t i = 0; i < n; ++i) {
     const DraftRequest& r = *owners_[first + i];
     const int slot = slot_of(first + i);
-    const std::span<float> row = logits.subspan(i * n_vocab, n_vocab);
     if (r.tree_nodes > 0) {
-      collect_candidates(row);
+      collect_candidates(network_->row_logits(i));
       if (ends_block(first + i)) finish_tree(r);
     } else if (r.draft->n == slot) {
       // (Else an earlier token of this draft could not be chosen.)
+      if (const TokenId token = network_->row_choice(i); token >= 0) {
+        r.draft->push(token);
+        continue;
+      }
+      const std::span<float> row = network_->row_logits(i);
       if (config.changes_logits()) {
         for (float& x : row) x = config.output(x);
       }
@@ -203,9 +228,9 @@ void DflashDrafter::choose_each(size_t first, size_t n, std::span<float> logits)
   }
 }
 
-void DflashDrafter::choose_by_selector(size_t first, size_t n, std::span<const float> logits) {
+void DflashDrafter::choose_by_selector(size_t first, size_t n) {
   DflashSelector& selector = *network_->selector();
-  const size_t n_vocab = logits.size() / n, rank = size_t(selector.rank());
+  const size_t rank = size_t(selector.rank());
   walks_.clear();
   candidates_.clear();
   unary_.clear();
@@ -217,7 +242,7 @@ void DflashDrafter::choose_by_selector(size_t first, size_t n, std::span<const f
     const bool continues = i > 0 && owners_[first + i - 1] == &r && !walks_.empty() &&
                            walks_.back().row + size_t(walks_.back().n_slots) == i;
     if (!continues && r.draft->n != slot) continue;  // an earlier token could not be chosen
-    choice_.candidates(r.slot, logits.subspan(i * n_vocab, n_vocab), k, best_);
+    find_best(i, r.slot, k);
     if (best_.size() < k) continue;
     if (!continues) walks_.push_back({.row = i, .candidates = candidates_.size(), .n_slots = 0, .k = int(k)});
     ++walks_.back().n_slots;
@@ -281,9 +306,9 @@ void DflashDrafter::push_list(size_t n, size_t top_k) {
 }
 
 // The same by the selector: a list of each slot for every candidate of the slot before.
-void DflashDrafter::collect_by_selector(size_t first, size_t n, std::span<const float> logits) {
+void DflashDrafter::collect_by_selector(size_t first, size_t n) {
   DflashSelector& selector = *network_->selector();
-  const size_t n_vocab = logits.size() / n, rank = size_t(selector.rank());
+  const size_t rank = size_t(selector.rank());
   tree_rows_.clear();
   candidates_.clear();
   predecessors_.clear();
@@ -292,7 +317,7 @@ void DflashDrafter::collect_by_selector(size_t first, size_t n, std::span<const 
     const DraftRequest& r = *owners_[first + i];
     if (r.tree_nodes == 0) continue;
     const size_t k = std::min({kTreeCandidates, size_t(selector.top_k()), choice_.n_choices(r.slot)});
-    choice_.candidates(r.slot, logits.subspan(i * n_vocab, n_vocab), k, best_);
+    find_best(i, r.slot, k);
     if (slot_of(first + i) == 0) slot_before_ = {r.text.back()};
     tree_rows_.push_back({.row = i,
                           .candidates = candidates_.size(),

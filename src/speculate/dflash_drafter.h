@@ -51,15 +51,19 @@ class DflashDrafter final : public Drafter {
   void feed(std::span<const int> slots);
   void feed_rows(int slot, View features);
   void draft_blocks(std::span<const DraftRequest> requests);
+  // What all that draft want of their rows.
+  RowChoice wanted_choice() const;
+  // best_ of row i of those that are through the head: the k best tokens, as DraftChoice::candidates.
+  void find_best(size_t i, int slot, size_t k);
   void collect_candidates(std::span<const float> logits);
   void push_list(size_t n, size_t top_k);
   void finish_tree(const DraftRequest& r);
   bool ends_block(size_t i) const;  // rows_[i] is the last of its draft
-  // Tokens of rows_[first .. first + n), whose logits are given: without a selector, and with one of chains
-  // and of trees.
-  void choose_each(size_t first, size_t n, std::span<float> logits);
-  void choose_by_selector(size_t first, size_t n, std::span<const float> logits);
-  void collect_by_selector(size_t first, size_t n, std::span<const float> logits);
+  // Tokens of rows_[first .. first + n), which are through the head: without a selector, and with one of
+  // chains and of trees.
+  void choose_each(size_t first, size_t n);
+  void choose_by_selector(size_t first, size_t n);
+  void collect_by_selector(size_t first, size_t n);
   int slot_of(size_t i) const;  // of rows_[i] in its draft
 
   std::unique_ptr<DflashNetwork> network_;
