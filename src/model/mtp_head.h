@@ -46,8 +46,12 @@ class MtpHead {
   void ingest(const Step& step, std::span<const TokenId> ids, View hidden, const StatePool& pool);
   // Logits of rows of the last forward, at most max_logit_rows: of the whole vocabulary, or of draft_head's.
   std::span<float> logits(std::span<const int32_t> rows) { return trunk_->logits(rows); }
-  // h for the next rows of the chains: of the rows that `which` names among `rows`, those of the last
-  // logits() call.
+  // The same rows through the head alone, and what is wanted of row i of them (Decoder::head).
+  void head(std::span<const int32_t> rows, const RowChoice& choice) { trunk_->head(rows, choice); }
+  std::span<float> row_logits(size_t i) { return trunk_->row_logits(int(i)); }
+  BestLogits row_best(size_t i) { return trunk_->best(int(i)); }
+  // h for the next rows of the chains: of the rows that `which` names among `rows`, those last through the
+  // head.
   void chain_hidden(std::span<const int32_t> rows, std::span<const int32_t> which, MutView y);
 
   // Greedy chains without the host, which sees the tokens at the end. All chains begin with the token after

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/backend.h"
+
 namespace tandem {
 
 DraftChoice::DraftChoice(int n_vocab, int n_slots)
@@ -31,6 +33,20 @@ bool DraftChoice::append(int slot, std::span<float> logits, uint32_t position, D
     if (!sampler_.distribution(row, q).ok()) return false;
   }
   return draft.push(*token);
+}
+
+bool DraftChoice::takes_best(int slot) const {
+  const Sequence& sequence = sequences_[size_t(slot)];
+  const size_t most = std::min(n_choices(slot), size_t(Backend::kMostBest));
+  return sequence.sampling.temperature > 0 && !sequence.wants_q && sequence.sampling.top_k > 0 &&
+         size_t(sequence.sampling.top_k) < most;
+}
+
+bool DraftChoice::append_best(int slot, std::span<const float> values, std::span<const TokenId> ids,
+                              uint32_t position, Draft& draft) {
+  const std::optional<TokenId> token =
+      sampler_.choose_among(values, ids, sequences_[size_t(slot)].sampling, position);
+  return token && draft.push(*token);
 }
 
 size_t DraftChoice::n_choices(int slot) const {

@@ -22,6 +22,12 @@ class DraftChoice {
   // is full.
   bool append(int slot, std::span<float> logits, uint32_t position, Draft& draft);
 
+  // Whether the best logits of a row can be enough to choose from (Sampler::choose_among).
+  bool takes_best(int slot) const;
+  // append() from them alone. False also where they do not settle it.
+  bool append_best(int slot, std::span<const float> values, std::span<const TokenId> ids, uint32_t position,
+                   Draft& draft);
+
   // For drafters with a selector (candidate_selector.h), in its place: the `k` best tokens of `logits` that
   // may be chosen, by ascending id, with their logits; fewer where there are fewer numbers.
   void candidates(int slot, std::span<const float> logits, size_t k, std::vector<Candidate>& out) const;

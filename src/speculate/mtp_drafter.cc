@@ -231,6 +231,23 @@ std::span<float> MtpDrafter::over_vocabulary(std::span<float> logits) {
   return wide_;
 }
 
+RowChoice MtpDrafter::wanted_choice() const {
+  const RowChoice choice{.what = Choose::best, .n_tokens = int(choice_.n_choices(drafting_[0]->slot))};
+  if (!draft_ids_.empty()) return {};
+  for (const DraftRequest* r : drafting_) {
+    if (!choice_.takes_best(r->slot) || int(choice_.n_choices(r->slot)) != choice.n_tokens) return {};
+  }
+  return choice;
+}
+
+bool MtpDrafter::append_token(const DraftRequest& r, size_t i) {
+  const auto position = uint32_t(r.text.size()) + uint32_t(r.draft->n);
+  const BestLogits best = head_->row_best(i);
+  if (!best.ids.empty() && choice_.append_best(r.slot, best.values, best.ids, position, *r.draft))
+    return true;
+  return choice_.append(r.slot, over_vocabulary(head_->row_logits(i)), position, *r.draft);
+}
+
 // Chooses a token for each drafting sequence from its row of the last pass; keeps the states of those that go
 // on.
 void MtpDrafter::append_tokens(std::span<const int32_t> rows) {
@@ -238,16 +255,12 @@ void MtpDrafter::append_tokens(std::span<const int32_t> rows) {
   const auto most = size_t(head_->max_logit_rows());
   for (size_t first = 0; first < rows.size(); first += most) {
     const std::span<const int32_t> some = rows.subspan(first, std::min(most, rows.size() - first));
-    const std::span<float> logits = head_->logits(some);
-    const size_t n_logits = logits.size() / some.size();
+    head_->head(some, wanted_choice());
     const int kept = int(going_on_.size());
     chain_rows_.clear();
     for (size_t i = 0; i < some.size(); ++i) {
       const DraftRequest& r = *drafting_[first + i];
-      const auto position = uint32_t(r.text.size()) + uint32_t(r.draft->n);
-      const bool good =
-          choice_.append(r.slot, over_vocabulary(logits.subspan(i * n_logits, n_logits)), position, *r.draft);
-      if (good && r.draft->n < std::min(r.max, kMaxDraft)) {
+      if (append_token(r, i) && r.draft->n < std::min(r.max, kMaxDraft)) {
         going_on_.push_back(&r);
         chain_rows_.push_back(int32_t(i));
       } else {

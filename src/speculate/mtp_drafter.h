@@ -52,6 +52,10 @@ class MtpDrafter final : public Drafter {
   // Else token by token, chosen on the host.
   void continue_drafts(int done);
   void append_tokens(std::span<const int32_t> rows);
+  // From row i of those that are through the head. False where there is no more to append.
+  bool append_token(const DraftRequest& r, size_t i);
+  // What all that draft want of their rows.
+  RowChoice wanted_choice() const;
   // A row of the head's logits as one of the vocabulary's, where tokens outside are as good as impossible.
   std::span<float> over_vocabulary(std::span<float> logits);
 

@@ -87,9 +87,9 @@ class Target {
     return i;
   }
   // The sequence just begun, for one more drafter.
-  void watch(int i, MtpDrafter& drafter, const SamplingParams& sampling, int n_tokens) {
-    ok_or_throw(
-        drafter.begin(i, {.prompt = text(i), .sampling = &sampling, .n_tokens = n_tokens, .wants_q = true}));
+  void watch(int i, MtpDrafter& drafter, const SamplingParams& sampling, int n_tokens, bool wants_q = true) {
+    ok_or_throw(drafter.begin(
+        i, {.prompt = text(i), .sampling = &sampling, .n_tokens = n_tokens, .wants_q = wants_q}));
   }
 
   void end(int i, std::span<MtpDrafter* const> watching) {
