@@ -21,6 +21,7 @@
 namespace tandem::cuda {
 
 class CudaWeight;
+class Upload;
 struct ActivationRows;
 struct WeightPart;
 
@@ -165,10 +166,11 @@ class CudaBackend final : public Backend {
   std::pair<int, int> recordings_epoch_ = {0,
                                            0};  // what the recordings were made under: of stage, of scratch
 
+  std::unique_ptr<Upload> upload_;  // pack: rows on their way
+
   std::byte* landing_ = nullptr;  // page-locked: what copy_out brings back first comes here
 
   // Scratch of the kernel families; each is used within one operation only.
-  Scratchpad staging_;      // pack: rows on their way
   Scratchpad activations_;  // linear: x rounded
   Scratchpad partials_;     // linear, attention: partial sums
   Scratchpad counters_;     // arrivals of blocks; zero between operations

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/upload.h"
 #include "backend/cuda/weight.h"
 #include "base/check.h"
 
@@ -61,7 +62,6 @@ CudaBackend::CudaBackend(std::unique_ptr<Card> card, DeltaForm delta)
     : card_(std::move(card)),
       delta_(delta),
       stage_(*card_),
-      staging_(*card_, scratch_epoch_),
       activations_(*card_, scratch_epoch_),
       partials_(*card_, scratch_epoch_),
       counters_(*card_, scratch_epoch_),

@@ -35,6 +35,12 @@ class EmulatedCard final : public Card {
   }
   void zero(std::byte* device, size_t bytes) override { std::memset(device, 0, bytes); }
   void wait() override {}
+  void send(std::byte* device, const std::byte* host, size_t bytes) override {
+    std::memcpy(device, host, bytes);
+  }
+  std::unique_ptr<Mark> make_mark() override { return std::make_unique<Mark>(); }
+  void set(Mark&) override {}
+  void wait_for(const Mark&) override {}
   void begin_recording() override {
     recording_ = std::make_unique<EmulatedRecording>();
     recorded_ = &recording_->kernels;
@@ -86,6 +92,16 @@ class CudaRecording final : public Recording {
   cudaGraphExec_t exec_;
 };
 
+class CudaMark final : public Mark {
+ public:
+  CudaMark() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event"); }
+  ~CudaMark() override { cudaEventDestroy(event_); }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 class CudaCard final : public Card {
  public:
   explicit CudaCard(const cudaDeviceProp& p) {
@@ -94,8 +110,12 @@ class CudaCard final : public Card {
              .n_sms = p.multiProcessorCount,
              .shared_bytes = int(p.sharedMemPerBlockOptin)};
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+    check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "creating a stream");
   }
-  ~CudaCard() override { cudaStreamDestroy(stream_); }
+  ~CudaCard() override {
+    cudaStreamDestroy(stream_);
+    cudaStreamDestroy(copies_);
+  }
 
   size_t available_bytes() const override {
     size_t free = 0, total = 0;
@@ -136,6 +156,18 @@ class CudaCard final : public Card {
     check(cudaMemsetAsync(device, 0, bytes, stream_), "clearing memory");
   }
   void wait() override { check(cudaStreamSynchronize(stream_), "running a step"); }
+  void send(std::byte* device, const std::byte* host, size_t bytes) override {
+    check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, copies_), "a copy to the card");
+    check(cudaEventRecord(arrived_.event(), copies_), "a copy to the card");
+    check(cudaStreamWaitEvent(stream_, arrived_.event(), 0), "a copy to the card");
+  }
+  std::unique_ptr<Mark> make_mark() override { return std::make_unique<CudaMark>(); }
+  void set(Mark& mark) override {
+    check(cudaEventRecord(static_cast<CudaMark&>(mark).event(), stream_), "setting a mark");
+  }
+  void wait_for(const Mark& mark) override {
+    check(cudaEventSynchronize(static_cast<const CudaMark&>(mark).event()), "running a step");
+  }
 
   void begin_recording() override {
     check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording a step");
@@ -175,7 +207,8 @@ class CudaCard final : public Card {
   }
 
  private:
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, copies_ = nullptr;
+  CudaMark arrived_;                          // the last copy sent
   std::unordered_set<const void*> enlarged_;  // kernels that may take more than 48 KiB of shared memory
 };
 

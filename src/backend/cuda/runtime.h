@@ -29,6 +29,12 @@ class Recording {
   virtual ~Recording() = default;
 };
 
+// A place in the order of what a card does.
+class Mark {
+ public:
+  virtual ~Mark() = default;
+};
+
 class Card {
  public:
   // The first card. Errors: there is none, or its driver is too old.
@@ -47,6 +53,13 @@ class Card {
   virtual void copy_out(std::byte* host, const std::byte* device, size_t bytes) = 0;  // has arrived on return
   virtual void zero(std::byte* device, size_t bytes) = 0;
   virtual void wait() = 0;  // until all that was enqueued is done
+
+  // From page-locked memory, beside what was enqueued; what is enqueued from now on comes after it.
+  virtual void send(std::byte* device, const std::byte* host, size_t bytes) = 0;
+  virtual std::unique_ptr<Mark> make_mark() = 0;
+  virtual void set(Mark& mark) = 0;  // behind all that was enqueued
+  virtual void wait_for(
+      const Mark& mark) = 0;  // until the card has come past where it was set last; at once if never
 
   // Between the two, launches are recorded and not run.
   virtual void begin_recording() = 0;

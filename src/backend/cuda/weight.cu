@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/upload.h"
 #include "base/check.h"
 
 namespace tandem::cuda {
@@ -12,7 +13,6 @@ namespace {
 
 // Blocks that take several tiles read past the last one (linear.cu).
 constexpr size_t kSlackTiles = 4;
-constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr int kThreads = 128;
 constexpr int kTilesAtOnce = 2;  // of a block, in the mean
 constexpr int kProcessors =
@@ -126,47 +126,57 @@ __global__ void place_kernel(const __grid_constant__ PlaceArgs a) {
   }
 }
 
-// Sends rows [first, first + n) of a matrix through the staging buffer to their places.
+// Sends rows [first, first + n) of a matrix to their places.
 class Sender {
  public:
-  Sender(Card& card, std::byte* staging) : card_(&card), staging_(staging) {}
+  Sender(Card& card, Upload& upload) : card_(&card), upload_(&upload) {}
 
   void send(const HostMatrix& m, int first, int n, const WeightPart& part, int expert, int row_in_part) {
     const int64_t scale_row = m.affine() ? int64_t(m.k / m.group) * int64_t(dtype_bytes(m.scale_dtype)) : 0;
     const int64_t of_row = m.row_bytes() + 2 * scale_row;
-    const int at_once = std::max<int>(1, int(std::min<int64_t>(n, int64_t(kStagingBytes - 64) / of_row)));
+    const int at_once = int(std::clamp<int64_t>(int64_t(Upload::kMostBytes) / of_row, 1, n));
     for (int done = 0; done < n; done += at_once) {
       const int rows = std::min(at_once, n - done), from = first + done;
-      std::byte* scales = staging_ + int64_t(rows) * m.row_bytes();
+      std::byte* data = upload_->room(size_t(rows * of_row));
+      std::byte* scales = data + int64_t(rows) * m.row_bytes();
       std::byte* biases = scales + rows * scale_row;
-      card_->copy_in(staging_, m.data + from * m.row_bytes(), size_t(rows * m.row_bytes()));
+      upload_->copy(data, m.data + from * m.row_bytes(), size_t(rows * m.row_bytes()));
       if (m.affine()) {
-        card_->copy_in(scales, m.scales + from * scale_row, size_t(rows * scale_row));
-        card_->copy_in(biases, m.biases + from * scale_row, size_t(rows * scale_row));
+        upload_->copy(scales, m.scales + from * scale_row, size_t(rows * scale_row));
+        upload_->copy(biases, m.biases + from * scale_row, size_t(rows * scale_row));
       }
-      const int64_t threads = int64_t(rows) * part.groups;
-      card_->launch(place_kernel, {unsigned((threads + kThreads - 1) / kThreads)}, kThreads, 0,
-                    PlaceArgs{.rows = reinterpret_cast<const uint8_t*>(staging_),
-                              .scales = reinterpret_cast<const uint8_t*>(scales),
-                              .biases = reinterpret_cast<const uint8_t*>(biases),
-                              .row_bytes = m.row_bytes(),
-                              .scale_row_bytes = scale_row,
-                              .n_rows = rows,
-                              .k = m.k,
-                              .bits = m.bits,
-                              .quant_group = m.group,
-                              .dtype = m.affine() ? m.scale_dtype : m.dtype,
-                              .format = part.format,
-                              .out = part.data,
-                              .first_tile = expert * part.tiles,
-                              .first_row = row_in_part + done,
-                              .groups = part.groups});
+      upload_->then([card = card_, args = place_args(m, data, scales, biases, scale_row, rows, part, expert,
+                                                     row_in_part + done)] { place(*card, args); });
     }
   }
 
  private:
+  static PlaceArgs place_args(const HostMatrix& m, const std::byte* data, const std::byte* scales,
+                              const std::byte* biases, int64_t scale_row, int rows, const WeightPart& part,
+                              int expert, int row_in_part) {
+    return {.rows = reinterpret_cast<const uint8_t*>(data),
+            .scales = reinterpret_cast<const uint8_t*>(scales),
+            .biases = reinterpret_cast<const uint8_t*>(biases),
+            .row_bytes = m.row_bytes(),
+            .scale_row_bytes = scale_row,
+            .n_rows = rows,
+            .k = m.k,
+            .bits = m.bits,
+            .quant_group = m.group,
+            .dtype = m.affine() ? m.scale_dtype : m.dtype,
+            .format = part.format,
+            .out = part.data,
+            .first_tile = expert * part.tiles,
+            .first_row = row_in_part,
+            .groups = part.groups};
+  }
+  static void place(Card& card, const PlaceArgs& args) {
+    const int64_t threads = int64_t(args.n_rows) * args.groups;
+    card.launch(place_kernel, {unsigned((threads + kThreads - 1) / kThreads)}, kThreads, 0, args);
+  }
+
   Card* card_;
-  std::byte* staging_;
+  Upload* upload_;
 };
 
 // Calls visit(run, row within the run, rows, output row) for stretches that stay in one part of one expert.
@@ -241,9 +251,7 @@ Result<std::unique_ptr<Weight>> CudaBackend::pack(const PackRequest& request) {
   const PackShape shape = pack_shape(request);
   auto weight = std::make_unique<CudaWeight>(*card_, shape.n, shape.k, request.n_experts, request.n_slices);
   weight->parts = parts_of(request, shape.n, shape.k);
-  size_t wanted = kStagingBytes;
-  for (const WeightPart& part : weight->parts) wanted += part.bytes;
-  std::byte* staging = staging_.need(kStagingBytes, true);
+  if (!upload_) upload_ = std::make_unique<Upload>(*card_);
   const auto memory = [&](size_t bytes) -> Result<std::byte*> {
     std::byte* data = card_->allocate(bytes);
     if (data != nullptr) return data;
@@ -255,21 +263,21 @@ Result<std::unique_ptr<Weight>> CudaBackend::pack(const PackRequest& request) {
     TD_ASSIGN_OR_RETURN(part.data, memory(bytes));
     card_->zero(part.data, bytes);
   }
-  Sender sender(*card_, staging);
+  Sender sender(*card_, *upload_);
   bool same = true;
   each_stretch(request, weight->parts, shape.n,
                [&](const HostMatrix& m, int first, int n, const WeightPart& part, int expert, int row) {
                  same = same && format_of(m) == part.format;
                  if (same) sender.send(m, first, n, part, expert, row);
                });
+  upload_->flush();  // the checkpoint may go
   if (!same)
     return Error{request.name + ": its experts differ in number format, which the cuda backend cannot pack"};
   if (!request.bias.empty()) {
     TD_ASSIGN_OR_RETURN(std::byte * bias, memory(request.bias.size_bytes()));
     weight->bias = reinterpret_cast<float*>(bias);
-    card_->copy_in(bias, std::as_bytes(request.bias).data(), request.bias.size_bytes());
+    copy_in(bias, std::as_bytes(request.bias));
   }
-  card_->wait();  // the checkpoint may go
   return std::unique_ptr<Weight>(std::move(weight));
 }
 

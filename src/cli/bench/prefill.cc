@@ -1,5 +1,5 @@
-// tandem bench prefill: prompt tokens per second, against a vendor library's matrix product of the same
-// shapes.
+// tandem bench prefill: prompt tokens per second; on a CPU against a vendor library's matrix product of the
+// same shapes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,8 @@ constexpr const char* kCommand = "bench prefill";
 
 constexpr const char* kExamples =
     "tandem bench prefill --model synth:qwen3.5-0.8b@8 --threads 2\n"
-    "tandem bench prefill --model DIR --tokens 512,2048 --json";
+    "tandem bench prefill --model DIR --tokens 512,2048 --json\n"
+    "tandem bench prefill --model synth:qwen3.5-27b@8 --backend cuda --tokens 512,4096";
 
 // The rival's threads spin for a moment after their work: nothing else may be timed meanwhile.
 constexpr auto kSettle = std::chrono::milliseconds(20);
@@ -34,9 +35,9 @@ struct Flags {
 std::optional<int> parse(Flags& flags, Arguments args) {
   Options options(
       kCommand,
-      "Times the prompt. share_of_gemm: multiply-adds of the model's matrices per second (all but "
-      "the head), over what oneDNN's bf16 product of the same shapes reaches in turns with it; its "
-      "int8 product stands beside.",
+      "Times the prompt. gflop_per_s: multiply-adds of the model's matrices per second (all but the "
+      "head). share_of_gemm, on a CPU: that over what oneDNN's bf16 product of the same shapes reaches "
+      "in turns with it; its int8 product stands beside.",
       kExamples);
   flags.common.add_model(options);
   options.add("--tokens", &flags.tokens, "N,M", "Length of the prompt [512]", {.min = 1});
@@ -140,27 +141,39 @@ class Rival {
 };
 
 Result<Json> bench_length(const Flags& flags, LoadedModel& model, int tokens) {
+  struct Contest {
+    GemmType type;
+    const char* speed;
+    const char* share;
+    std::unique_ptr<Rival> rival = nullptr;
+    std::vector<double> gflop_per_s = {};
+  };
+  std::vector<Contest> contests;
+  if (model.backend->memory_is_host()) {
+    contests.push_back({GemmType::bf16, "gemm_gflop_per_s", "share_of_gemm"});
+    contests.push_back({GemmType::int8, "gemm_int8_gflop_per_s", "share_of_int8"});
+  }
   const int rows = std::min(tokens, flags.chunk), threads = model.backend->threads();
   TD_ASSIGN_OR_RETURN(const std::unique_ptr<PrefillTest> test, PrefillTest::create(model, tokens));
-  TD_ASSIGN_OR_RETURN(const std::unique_ptr<Rival> bf16, Rival::create(GemmType::bf16, model, rows));
-  TD_ASSIGN_OR_RETURN(const std::unique_ptr<Rival> int8, Rival::create(GemmType::int8, model, rows));
-  std::vector<double> seconds, gemm, gemm_int8;
+  for (Contest& c : contests) {
+    TD_ASSIGN_OR_RETURN(c.rival, Rival::create(c.type, model, rows));
+  }
+  std::vector<double> seconds;
   TD_RETURN_IF_ERROR(test->measure());  // warms up
   for (int round = 0; round < flags.common.rounds; ++round) {
     TD_ASSIGN_OR_RETURN(const double s, test->measure());
     seconds.push_back(s);
-    gemm.push_back(bf16->gflop_per_s(threads));
-    gemm_int8.push_back(int8->gflop_per_s(threads));
+    for (Contest& c : contests) c.gflop_per_s.push_back(c.rival->gflop_per_s(threads));
   }
   Json row = row_of("prefill", model.name, model.backend->description(), threads);
   const double s = median(seconds), gflop = 2 * model.decoder->macs_per_row() * tokens / s / 1e9;
   row["tokens"] = tokens;
   row["tokens_per_s"] = tokens / s;
   row["gflop_per_s"] = gflop;
-  row["gemm_gflop_per_s"] = median(gemm);
-  row["share_of_gemm"] = gflop / median(gemm);
-  row["gemm_int8_gflop_per_s"] = median(gemm_int8);
-  row["share_of_int8"] = gflop / median(gemm_int8);
+  for (const Contest& c : contests) {
+    row[c.speed] = median(c.gflop_per_s);
+    row[c.share] = gflop / median(c.gflop_per_s);
+  }
   return row;
 }
 
