@@ -267,6 +267,8 @@ class Backend {
   virtual void zero(std::byte* device, size_t bytes) = 0;
   // Bandwidth of a plain read of device memory, measured now (about 50 ms); 0 where memory is the host's.
   virtual double read_gb_per_s() { return 0; }
+  // Whether pack() takes matrices that are given by a formula (HostMatrix::random).
+  virtual bool makes_random_weights() const { return false; }
   // Whether the host may read and write device memory in place between steps, so that nothing need be copied
   // out.
   virtual bool memory_is_host() const { return true; }

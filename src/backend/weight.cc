@@ -11,8 +11,8 @@ namespace tandem {
 namespace {
 
 void check_matrix(const HostMatrix& m) {
-  TD_CHECK(m.n > 0 && m.k > 0 && m.data != nullptr, "%s: [%d, %d] data %p", m.name.c_str(), m.n, m.k,
-           static_cast<const void*>(m.data));
+  TD_CHECK(m.n > 0 && m.k > 0 && (m.data != nullptr || m.random), "%s: [%d, %d] data %p", m.name.c_str(), m.n,
+           m.k, static_cast<const void*>(m.data));
   if (!m.affine()) {
     TD_CHECK(is_dense_float(m.dtype), "%s: dtype %d", m.name.c_str(), int(m.dtype));
     return;
@@ -20,7 +20,7 @@ void check_matrix(const HostMatrix& m) {
   TD_CHECK(is_affine_bits(m.bits), "%s: %d bits", m.name.c_str(), m.bits);
   TD_CHECK(is_affine_group(m.group) && m.k % m.group == 0, "%s: k %d, groups of %d", m.name.c_str(), m.k,
            m.group);
-  TD_CHECK(m.scales != nullptr && m.biases != nullptr && is_dense_float(m.scale_dtype),
+  TD_CHECK(((m.scales != nullptr && m.biases != nullptr) || m.random) && is_dense_float(m.scale_dtype),
            "%s: scales of dtype %d", m.name.c_str(), int(m.scale_dtype));
 }
 

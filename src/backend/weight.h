@@ -3,12 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "tensor/dtype.h"
 
 namespace tandem {
+
+// Random values of a standard deviation, drawn with a key (random_weights.h).
+struct RandomWeights {
+  uint64_t key = 0;
+  float deviation = 0;
+};
 
 // One matrix [n, k] in host memory, row-major, as a checkpoint holds it: dense, or affine group-quantised in
 // the MLX layout (w = scale * code + bias per group of `group` columns; codes packed least significant bit
@@ -23,6 +30,9 @@ struct HostMatrix {
   DType scale_dtype = DType::bf16;  // affine: dtype of scales and biases, [n, k / group]
   const std::byte* scales = nullptr;
   const std::byte* biases = nullptr;
+  // In place of data, scales and biases, for a backend that makes them itself (makes_random_weights): bf16
+  // values, or codes with bf16 scales.
+  std::optional<RandomWeights> random = std::nullopt;
 
   bool affine() const { return bits != 0; }
   int64_t row_bytes() const {

@@ -89,7 +89,7 @@ Result<LoadedModel> load_model(const ModelOptions& options) {
   TD_ASSIGN_OR_RETURN(model.backend, make_backend(options.backend));
   if (is_synthetic(options.model)) {
     TD_ASSIGN_OR_RETURN(model.config, parse_synthetic(options.model));
-    SyntheticSource source(model.config, model.backend->threads());
+    SyntheticSource source(model.config, model.backend->threads(), model.backend->makes_random_weights());
     TD_RETURN_IF_ERROR(source.threads_started());
     TD_ASSIGN_OR_RETURN(model.decoder,
                         load_decoder(source, model.config, *model.backend, options.limits, options.progress));

@@ -7,15 +7,10 @@
 #include <functional>
 #include <string_view>
 
+#include "backend/random_weights.h"
+
 namespace tandem {
 namespace {
-
-// SplitMix64's finaliser: a bijection that scatters consecutive counters.
-uint64_t scatter(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 // FNV-1a: the same on every platform, unlike std::hash.
 uint64_t name_key(std::string_view name) {
@@ -24,10 +19,8 @@ uint64_t name_key(std::string_view name) {
   return h;
 }
 
-uint64_t draw(uint64_t key, uint64_t counter) { return scatter(key + (counter + 1) * 0x9e3779b97f4a7c15ull); }
-
 float uniform(uint64_t key, uint64_t counter) {
-  return float(draw(key, counter) >> 40) * 0x1p-24f;
+  return float(random_word(key, counter) >> 40) * 0x1p-24f;
 }  // [0, 1)
 
 }  // namespace
@@ -37,7 +30,7 @@ Result<SourceMatrix> SyntheticSource::matrix(const std::string& module, int n, i
   SourceMatrix result;
   HostMatrix& m = result.matrix;
   m = {.name = module, .n = n, .k = k, .dtype = DType::bf16};
-  const float deviation = 1.0f / std::sqrt(float(k));
+  m.random = RandomWeights{.key = key, .deviation = 1.0f / std::sqrt(float(k))};
   const bool quantised = config_->quantised();
   size_t scale_bytes = 0;
   if (quantised) {
@@ -49,6 +42,7 @@ Result<SourceMatrix> SyntheticSource::matrix(const std::string& module, int n, i
     }
     scale_bytes = size_t(n) * size_t(k / m.group) * 2;
   }
+  if (by_formula_) return result;
   const size_t data_bytes = size_t(n) * size_t(m.row_bytes());
   result.storage = std::make_shared<std::vector<std::byte>>(data_bytes + 2 * scale_bytes);
   std::byte* data = result.storage->data();
@@ -57,26 +51,12 @@ Result<SourceMatrix> SyntheticSource::matrix(const std::string& module, int n, i
   team_.parallel_for(n_blocks, 1, [&](int64_t first, int64_t last, int) {
     for (int64_t block = first; block < last; ++block) {
       const size_t begin = size_t(block) * kBlock, end = std::min(begin + kBlock, data_bytes);
-      for (size_t at = begin; at < end; at += 8) {
-        uint64_t word = draw(key, at / 8);
-        if (!quantised) {  // four bf16 values, uniform of the deviation wanted
-          uint16_t values[4];
-          for (int i = 0; i < 4; ++i) {
-            const float u = float(int16_t(word >> (16 * i))) * 0x1p-15f;  // [-1, 1)
-            values[i] = bf16_from_float(u * deviation * 1.7320508f);
-          }
-          std::memcpy(&word, values, sizeof word);
-        }
-        std::memcpy(data + at, &word, std::min<size_t>(8, end - at));
-      }
+      draw_weights(m, begin / 8, {data + begin, end - begin});
     }
   });
   m.data = data;
   if (quantised) {
-    // Codes are uniform on 0 .. 2^bits - 1: a scale that gives the deviation, a bias that centres.
-    const float levels = float((1 << m.bits) - 1);
-    const float scale = deviation * 3.4641016f / (levels + 1);
-    const uint16_t s = bf16_from_float(scale), b = bf16_from_float(-0.5f * levels * float_from_bf16(s));
+    const auto [s, b] = random_scale(m.random->deviation, m.bits);
     m.scales = data + data_bytes;
     m.biases = m.scales + scale_bytes;
     for (size_t i = 0; i < scale_bytes; i += 2) {
@@ -84,6 +64,7 @@ Result<SourceMatrix> SyntheticSource::matrix(const std::string& module, int n, i
       std::memcpy(data + data_bytes + scale_bytes + i, &b, 2);
     }
   }
+  m.random.reset();
   return result;
 }
 

@@ -14,7 +14,9 @@ namespace tandem {
 
 class SyntheticSource final : public TensorSource {
  public:
-  SyntheticSource(const ModelConfig& config, int n_threads) : config_(&config), team_(n_threads) {}
+  // by_formula: matrices are described and not made, for a backend that makes_random_weights().
+  SyntheticSource(const ModelConfig& config, int n_threads, bool by_formula = false)
+      : config_(&config), team_(n_threads), by_formula_(by_formula) {}
 
   // Errors: threads that could not start.
   const Status& threads_started() const { return team_.started(); }
@@ -33,6 +35,7 @@ class SyntheticSource final : public TensorSource {
  private:
   const ModelConfig* config_;
   ThreadTeam team_;
+  bool by_formula_;
 };
 
 }  // namespace tandem

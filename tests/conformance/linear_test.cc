@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backend/random_weights.h"
 #include "conformance/estimate.h"
 #include "conformance/harness.h"
 
@@ -225,6 +226,52 @@ TEST_P(Linear, EmbeddingRowsAreTheTablesRows) {
     chosen.write(ids);
     backend_->embed_chosen(*w, chosen.view(), of_chosen);
     EXPECT_TRUE(same_bits(of_chosen.read(), want_chosen));
+  });
+}
+
+TEST_P(Linear, AMatrixGivenByItsFormulaIsTheOneTheHostDraws) {
+  if (!backend_->makes_random_weights()) GTEST_SKIP() << "takes matrices in memory alone";
+  for_cases(16, 4500, [&](Rng& rng) {
+    HostMatrix formula{.name = "drawn", .n = rng.uniform(1, 70), .k = 0, .dtype = DType::bf16};
+    formula.random = RandomWeights{.key = rng.next(), .deviation = rng.real(0.01f, 0.1f)};
+    if (rng.uniform(0, 3) > 0) {
+      formula.bits = rng.pick({2, 3, 4, 5, 6, 8});
+      formula.group = rng.pick({32, 64, 128});
+    }
+    formula.k = std::max(1, formula.group) * rng.uniform(1, formula.affine() ? 7 : 300);
+    SCOPED_TRACE(std::to_string(formula.n) + " x " + std::to_string(formula.k) + ", " +
+                 std::to_string(formula.bits) + " bits, groups of " + std::to_string(formula.group));
+    std::vector<std::byte> data(size_t(formula.n * formula.row_bytes())), scales, biases;
+    draw_weights(formula, 0, data);
+    HostMatrix drawn = formula;
+    drawn.random.reset();
+    drawn.data = data.data();
+    if (drawn.affine()) {
+      const RandomScale s = random_scale(formula.random->deviation, formula.bits);
+      for (int i = 0; i < drawn.n * (drawn.k / drawn.group); ++i) {
+        const auto put = [](std::vector<std::byte>& to, uint16_t bits) {
+          to.push_back(std::byte(bits & 0xff));
+          to.push_back(std::byte(bits >> 8));
+        };
+        put(scales, s.scale);
+        put(biases, s.bias);
+      }
+      drawn.scales = scales.data();
+      drawn.biases = biases.data();
+    }
+    std::vector<int32_t> ids(size_t(formula.n));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::vector<Rows> tables;
+    for (const HostMatrix* m : {&formula, &drawn}) {
+      const RowRun runs[] = {{m, formula.n / 2, formula.n - formula.n / 2},
+                             {m, 0, std::max(1, formula.n / 2)}};
+      const auto w = backend_->pack({.name = m->name, .rows = runs});
+      ASSERT_TRUE(w.ok()) << w.error().message;
+      const OnDevice out(*backend_, formula.n, formula.k);
+      backend_->embed(**w, ids, out);
+      tables.push_back(out.read());
+    }
+    ASSERT_TRUE(same_bits(tables[0], tables[1]));
   });
 }
 

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/upload.h"
+#include "backend/random_weights.h"
 #include "base/check.h"
 
 namespace tandem::cuda {
@@ -49,6 +51,11 @@ struct PlaceArgs {
   int64_t row_bytes, scale_row_bytes;
   int n_rows, k, bits, quant_group;
   DType dtype;  // of dense values, or of scales
+  // Without rows, scales and biases: random_weights.h.
+  uint64_t key;
+  float deviation;
+  int64_t first_byte;  // of rows[0] in its matrix
+  RandomScale drawn_scale;
   LinearFormat format;
   std::byte* out;             // of the part
   int first_tile, first_row;  // of rows[0]: its expert's first tile, and its place among that expert's rows
@@ -65,19 +72,55 @@ __device__ float load_value(const uint8_t* p, DType dtype) {
   return __uint_as_float(sign << 16 | (exponent + 112u) << 23 | fraction << 13);
 }
 
+// The bytes of a row, from memory or drawn.
+struct ReadBytes {
+  const uint8_t* row;
+  __device__ ReadBytes(const PlaceArgs& a, int r) : row(a.rows + r * a.row_bytes) {}
+  __device__ uint8_t operator[](int64_t i) const { return row[i]; }
+};
+struct DrawnBytes {
+  uint64_t key;
+  float deviation;
+  bool dense;
+  int64_t first;       // of the row
+  int64_t index = -1;  // of `word`
+  uint64_t word = 0;
+  __device__ DrawnBytes(const PlaceArgs& a, int r)
+      : key(a.key),
+        deviation(a.deviation),
+        dense(a.format == LinearFormat::bf16),
+        first(a.first_byte + r * a.row_bytes) {}
+  __device__ uint8_t operator[](int64_t i) {
+    const int64_t at = first + i;
+    if (at / 8 != index) {
+      index = at / 8;
+      word = random_word(key, uint64_t(index));
+      if (dense) {
+        const auto value = [&](int n) { return random_value(uint16_t(word >> (16 * n)), deviation); };
+        word = uint64_t(bf16_pair(value(2), value(3))) << 32 | bf16_pair(value(0), value(1));
+      }
+    }
+    return uint8_t(word >> (at % 8 * 8));
+  }
+};
+
 // One thread per row and group.
+template <class Bytes>
 __global__ void place_kernel(const __grid_constant__ PlaceArgs a) {
   const int64_t index = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   wait_for_inputs();
   if (index >= int64_t(a.n_rows) * a.groups) return;
   const int row = int(index / a.groups), group = int(index % a.groups);
   const int at = a.first_row + row, in_tile = at % kTileRows, g = in_tile % 8, high = in_tile / 8;
-  const uint8_t* source = a.rows + row * a.row_bytes;
+  constexpr bool kDrawn = std::is_same_v<Bytes, DrawnBytes>;
+  Bytes source(a, row);
   const int value_bytes = a.dtype == DType::f32 ? 4 : 2;
   if (a.format == LinearFormat::f32) {
-    float* out = reinterpret_cast<float*>(a.out) + (int64_t(a.first_tile) * kTileRows + at) * a.k;
-    for (int c = group * kGroupColumns; c < min(a.k, (group + 1) * kGroupColumns); ++c) {
-      out[c] = load_value(source + int64_t(c) * value_bytes, a.dtype);
+    if constexpr (!kDrawn) {
+      float* out = reinterpret_cast<float*>(a.out) + (int64_t(a.first_tile) * kTileRows + at) * a.k;
+      for (int c = group * kGroupColumns; c < min(a.k, (group + 1) * kGroupColumns); ++c) {
+        out[c] = load_value(source.row + int64_t(c) * value_bytes, a.dtype);
+      }
     }
     return;
   }
@@ -110,8 +153,10 @@ __global__ void place_kernel(const __grid_constant__ PlaceArgs a) {
     const int c = group * kGroupColumns + half * 32;
     if (c >= a.k) continue;
     const int64_t i = int64_t(c / a.quant_group) * value_bytes;
-    const uint8_t* scale = a.scales + row * a.scale_row_bytes + i;
-    const uint8_t* bias = a.biases + row * a.scale_row_bytes + i;
+    const auto* scale = kDrawn ? reinterpret_cast<const uint8_t*>(&a.drawn_scale.scale)
+                               : a.scales + row * a.scale_row_bytes + i;
+    const auto* bias = kDrawn ? reinterpret_cast<const uint8_t*>(&a.drawn_scale.bias)
+                              : a.biases + row * a.scale_row_bytes + i;
     if (is_wide(a.format)) {
       float* to = reinterpret_cast<float*>(pairs + half * 128 + g * 16 + high * 8);
       to[0] = load_value(scale, a.dtype);
@@ -133,6 +178,14 @@ class Sender {
 
   void send(const HostMatrix& m, int first, int n, const WeightPart& part, int expert, int row_in_part) {
     const int64_t scale_row = m.affine() ? int64_t(m.k / m.group) * int64_t(dtype_bytes(m.scale_dtype)) : 0;
+    if (m.random) {
+      PlaceArgs args = place_args(m, nullptr, nullptr, nullptr, 0, n, part, expert, row_in_part);
+      args.key = m.random->key;
+      args.deviation = m.random->deviation;
+      args.first_byte = first * m.row_bytes();
+      if (m.affine()) args.drawn_scale = random_scale(m.random->deviation, m.bits);
+      return place<DrawnBytes>(*card_, args);
+    }
     const int64_t of_row = m.row_bytes() + 2 * scale_row;
     const int at_once = int(std::clamp<int64_t>(int64_t(Upload::kMostBytes) / of_row, 1, n));
     for (int done = 0; done < n; done += at_once) {
@@ -146,7 +199,7 @@ class Sender {
         upload_->copy(biases, m.biases + from * scale_row, size_t(rows * scale_row));
       }
       upload_->then([card = card_, args = place_args(m, data, scales, biases, scale_row, rows, part, expert,
-                                                     row_in_part + done)] { place(*card, args); });
+                                                     row_in_part + done)] { place<ReadBytes>(*card, args); });
     }
   }
 
@@ -164,15 +217,20 @@ class Sender {
             .bits = m.bits,
             .quant_group = m.group,
             .dtype = m.affine() ? m.scale_dtype : m.dtype,
+            .key = 0,
+            .deviation = 0,
+            .first_byte = 0,
+            .drawn_scale = {},
             .format = part.format,
             .out = part.data,
             .first_tile = expert * part.tiles,
             .first_row = row_in_part,
             .groups = part.groups};
   }
+  template <class Bytes>
   static void place(Card& card, const PlaceArgs& args) {
     const int64_t threads = int64_t(args.n_rows) * args.groups;
-    card.launch(place_kernel, {unsigned((threads + kThreads - 1) / kThreads)}, kThreads, 0, args);
+    card.launch(place_kernel<Bytes>, {unsigned((threads + kThreads - 1) / kThreads)}, kThreads, 0, args);
   }
 
   Card* card_;
