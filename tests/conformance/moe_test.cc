@@ -14,12 +14,13 @@ struct Problem {
   int hidden = 0, n_experts = 0, top_k = 0, width = 0, shared = 0, n_slices = 1;
   std::unique_ptr<RandomMatrix> gate_up, down, shared_gate_up, shared_down, shared_gate;
 
-  explicit Problem(Rng& rng) {
+  // dense_unit: columns and rows of dense matrices are multiples of it.
+  explicit Problem(Rng& rng, int dense_unit = 1) {
     const WeightFormat format =
         rng.uniform(0, 2) == 0
             ? WeightFormat{.dtype = rng.pick({DType::f32, DType::bf16, DType::f16})}
             : WeightFormat{.bits = rng.pick({2, 3, 4, 5, 6, 8}), .group = rng.pick({32, 64})};
-    const int unit = format.affine() ? format.group : 1;
+    const int unit = format.affine() ? format.group : dense_unit;
     const auto widths = [&](int units, int most) {
       return units * rng.uniform(1, std::max(1, most / units));
     };
@@ -247,6 +248,33 @@ TEST_P(MixtureOps, ARowIsItsOwnHoweverRowsGatherAtExperts) {
                               m.run(path, x.slice(r, 1), own, choice.slice(r, 1), residual.slice(r, 1))))
             << "row " << r << ", path " << int(path);
       }
+    }
+  });
+}
+
+TEST_P(MixtureOps, ARowOfAPromptIsTheSameInEveryChunk) {
+  for_cases(16, 43000, [&](Rng& rng) {
+    const Problem p(rng, 16);
+    const int rows = rng.uniform(65, 300);
+    SCOPED_TRACE(p.text() + ", rows " + std::to_string(rows));
+    Mixture m(*backend_, p, rows);
+    // Few experts that most rows choose, and some that none does.
+    const std::vector<int32_t> common = random_choice(rng, p);
+    std::vector<int32_t> ids;
+    for (int r = 0; r < rows; ++r) {
+      const std::vector<int32_t> choice = rng.uniform(0, 3) > 0 ? common : random_choice(rng, p);
+      ids.insert(ids.end(), choice.begin(), choice.end());
+    }
+    const Rows x = normal_rows(rng, rows, p.hidden), choice = random_weights(rng, rows, p.top_k),
+               residual = normal_rows(rng, rows, p.hidden);
+    const Rows all = m.run(Path::prefill, x, ids, choice, residual);
+    for (int first = 0; first < rows;) {
+      const int n = std::min(rows - first, 64 * rng.pick({1, 1, 2, 3}));
+      const std::vector<int32_t> own(ids.begin() + first * p.top_k, ids.begin() + (first + n) * p.top_k);
+      ASSERT_TRUE(same_bits(all.slice(first, n), m.run(Path::prefill, x.slice(first, n), own,
+                                                       choice.slice(first, n), residual.slice(first, n))))
+          << "rows from " << first;
+      first += n;
     }
   });
 }

@@ -130,6 +130,18 @@ class CudaBackend final : public Backend {
   ActivationRows rows_for(std::initializer_list<const Weight*> readers, int rows);
   // moe_experts; rounded_x: the rows x as the gate and up products read them, or null.
   void experts(const MoeExperts& args, const ActivationRows* rounded_x);
+  // moe_many.cu: experts of many rows, with the bits of the others.
+  struct ExpertScratch {
+    float* score;  // [rows] of the shared expert
+    float* inner;  // [rows, slots, inner_stride]
+    int64_t inner_stride;
+    int slots;
+    std::byte* many;  // many_experts_bytes
+  };
+  static bool is_many_for_experts(int rows);
+  static size_t many_experts_bytes(int rows, int slots);
+  void experts_of_many(const MoeExperts& args, const ActivationRows& x, const ExpertScratch& scratch,
+                       bool score_too);
   struct SplitScratch {
     float4* partials = nullptr;
     unsigned* counters = nullptr;

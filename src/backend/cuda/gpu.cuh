@@ -194,6 +194,14 @@ __device__ __forceinline__ void prefetch(const void* p) {
 #endif
 }
 
+__device__ __forceinline__ int count_bits(uint32_t x) {
+#ifdef TANDEM_CUDA_EMULATED
+  return __builtin_popcount(x);
+#else
+  return __popc(x);
+#endif
+}
+
 // Sum over the warp; every lane gets it. Halves are exchanged from far to near: one fixed order.
 __device__ __forceinline__ float warp_sum(float v) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(kAllLanes, v, distance);

@@ -4,10 +4,12 @@
 // its experts and some outputs, as linear.cu would with a single row. Two launches: gate and up with SwiGLU
 // for all experts of all rows, the shared one as one expert more; then the down products, where a block walks
 // the experts of its row in ascending order and adds weight * product to the sum of each of its column parts
-// before the tree. Experts that rows share are read from memory once and from the cache again.
+// before the tree. Experts that rows share are read from memory once and from the cache again. Many rows go
+// through moe_many.cu.
 #include <algorithm>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/experts.cuh"
 #include "backend/cuda/linear.cuh"
 #include "base/check.h"
 
@@ -89,12 +91,6 @@ __global__ void route_kernel(const __grid_constant__ RouteArgs a) {
     a.weights.row(row)[place] = exp_(chosen_logit[lane] - highest) / total;
   }
 }
-
-// One stack of experts of one format, or a shared expert.
-struct ExpertPart {
-  const std::byte* data;
-  int tiles, groups;  // of an expert
-};
 
 struct UpArgs {
   ExpertPart routed, shared;  // gate and up rows; shared.data null: none
@@ -349,12 +345,6 @@ AnyWeight any_weight(const Weight* weight) {
   return any;
 }
 
-ExpertPart expert_part(const Weight* w) {
-  if (w == nullptr) return {};
-  const WeightPart& p = ours(*w).parts[0];
-  return {p.data, p.tiles, p.groups};
-}
-
 // Whether all these weights are of one part and one format that the tensor cores take.
 bool uniform(std::initializer_list<const Weight*> weights) {
   const LinearFormat format = ours(**weights.begin()).parts[0].format;
@@ -395,7 +385,9 @@ void CudaBackend::reserve_experts(const Reserve& largest) {
   int width = 0;
   for (const Weight* w : largest.weights) width = std::max(width, w->k());
   const int slots = largest.moe_top_k + 1;
-  experts_.need(expert_bytes(largest.max_rows, slots, columns(width)), true);
+  experts_.need(
+      expert_bytes(largest.max_rows, slots, columns(width)) + many_experts_bytes(largest.max_rows, slots),
+      true);
   activation_rows(largest.max_rows * slots, columns(width), true, true, true);
 }
 
@@ -433,7 +425,8 @@ void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) 
   const int rows = a.x.rows, slots = w.top_k + (shared ? 1 : 0);
   const int width = std::max(w.down->k(), shared ? w.shared_down->k() : 0);
   const size_t inner_stride = size_t(columns(width));
-  std::byte* memory = experts_.need(expert_bytes(rows, slots, int(inner_stride)), may_grow());
+  const size_t own_bytes = expert_bytes(rows, slots, int(inner_stride));
+  std::byte* memory = experts_.need(own_bytes + many_experts_bytes(rows, slots), may_grow());
   auto* score = reinterpret_cast<float*>(memory);
   auto* inner = reinterpret_cast<float*>(memory + score_bytes(rows));
   const auto* ids = static_cast<const int32_t*>(a.ids.data);
@@ -461,6 +454,9 @@ void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) 
   // The shared expert's score: with the experts where the formats agree, else a product of its own.
   const bool score_too = shared && uniform({w.gate_up, w.shared_gate});
   if (shared && !score_too) product(x, {}, ours(*w.shared_gate), {score, DType::f32, rows, 1, 1}, false);
+  if (is_many_for_experts(rows)) {
+    return experts_of_many(a, x, {score, inner, int64_t(inner_stride), slots, memory + own_bytes}, score_too);
+  }
   const ExpertPart up = expert_part(w.gate_up), shared_up = expert_part(w.shared_gate_up);
   const unsigned tiles = unsigned(inner_stride) / kTileRows;
   by_format(ours(*w.gate_up).parts[0].format, [&](auto format) {
