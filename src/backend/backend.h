@@ -244,6 +244,12 @@ struct StepRun {
   void* context = nullptr;
 };
 
+// The card that a backend computes on, as its driver names it; no name where that is the host's processor.
+struct DeviceCard {
+  std::string name;                // "NVIDIA H200"
+  int sm_mhz = 0, memory_mhz = 0;  // its highest clocks, of multiprocessors and of memory
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -252,6 +258,7 @@ class Backend {
   virtual std::string description() const = 0;
   virtual std::string name() const = 0;  // "reference", "cpu", ...
   virtual int threads() const = 0;
+  virtual DeviceCard device_card() const { return {}; }
   // Bytes of device memory that an allocation may still take.
   virtual size_t available_bytes() const = 0;
 
@@ -267,6 +274,8 @@ class Backend {
   virtual void zero(std::byte* device, size_t bytes) = 0;
   // Bandwidth of a plain read of device memory, measured now (about 50 ms); 0 where memory is the host's.
   virtual double read_gb_per_s() { return 0; }
+  // The same of a copy within device memory: bytes read and bytes written.
+  virtual double copy_gb_per_s() { return 0; }
   // Whether pack() takes matrices that are given by a formula (HostMatrix::random).
   virtual bool makes_random_weights() const { return false; }
   // Whether the host may read and write device memory in place between steps, so that nothing need be copied

@@ -231,6 +231,9 @@ class Bench(TestCase):
         for row in rows:
             self.assertLessEqual(self.COMMON | fields, set(row))
             self.assertEqual(row["bench"], bench)
+            if row["backend"].startswith("cuda"):
+                self.assertIn(row["card"], row["backend"])
+                self.assertGreater(min(row["sm_mhz"], row["memory_mhz"]), 0)
         return rows
 
     def test_decode(self):
@@ -276,6 +279,11 @@ class Bench(TestCase):
     def test_bandwidth(self):
         (row,) = self.rows("bandwidth", {"read_gb_per_s", "copy_gb_per_s"}, "--threads", "1")
         self.assertGreater(row["read_gb_per_s"], 0)
+        self.assertEqual(row["backend"], "host")
+
+    def test_bandwidth_of_the_memory_that_models_would_lie_in(self):
+        (row,) = self.rows("bandwidth", {"read_gb_per_s", "copy_gb_per_s"}, "--threads", "1", "--backend", "auto")
+        self.assertGreater(min(row["read_gb_per_s"], row["copy_gb_per_s"]), 0)
 
     def test_a_ledger_grows_by_a_line_per_row(self):
         ledger = self.tmp / "made" / "on demand" / "verify.jsonl"

@@ -54,6 +54,9 @@ class CudaBackend final : public Backend {
   std::string description() const override;
   std::string name() const override { return "cuda"; }
   int threads() const override { return 1; }
+  DeviceCard device_card() const override {
+    return {card_->info().name, card_->info().sm_mhz, card_->info().memory_mhz};
+  }
   size_t available_bytes() const override { return card_->available_bytes(); }
 
   Result<DeviceBuffer> allocate(size_t bytes, const std::string& purpose) override;
@@ -65,6 +68,7 @@ class CudaBackend final : public Backend {
   void copy_out(std::span<std::byte> host, const std::byte* device) override;
   void zero(std::byte* device, size_t bytes) override;
   double read_gb_per_s() override;
+  double copy_gb_per_s() override;
   bool memory_is_host() const override { return false; }
   bool makes_random_weights() const override { return true; }
   void run(const StepRun& run) override;

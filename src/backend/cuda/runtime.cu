@@ -77,6 +77,12 @@ void check(cudaError_t error, const char* what) {
   std::_Exit(70);
 }
 
+int clock_mhz(cudaDeviceAttr clock) {
+  int khz = 0;
+  check(cudaDeviceGetAttribute(&khz, clock, 0), "asking for a clock");
+  return khz / 1000;
+}
+
 struct ProbeArgs {
   int* out;
 };
@@ -108,7 +114,9 @@ class CudaCard final : public Card {
     info_ = {.name = p.name,
              .sm_version = p.major * 10 + p.minor,
              .n_sms = p.multiProcessorCount,
-             .shared_bytes = int(p.sharedMemPerBlockOptin)};
+             .shared_bytes = int(p.sharedMemPerBlockOptin),
+             .sm_mhz = clock_mhz(cudaDevAttrClockRate),
+             .memory_mhz = clock_mhz(cudaDevAttrMemoryClockRate)};
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
     check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "creating a stream");
   }

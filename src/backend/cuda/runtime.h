@@ -20,7 +20,8 @@ struct CardInfo {
   std::string name;    // "NVIDIA H200"
   int sm_version = 0;  // 90 for compute capability 9.0
   int n_sms = 1;
-  int shared_bytes = 0;  // most dynamic shared memory of a block
+  int shared_bytes = 0;            // most dynamic shared memory of a block
+  int sm_mhz = 0, memory_mhz = 0;  // highest clocks
 };
 
 // A recorded run of kernels that the card repeats by itself.

@@ -39,8 +39,9 @@ struct BenchFlags {
 Result<LoadedModel> load(const BenchFlags& flags, const std::string& command, const std::string& model,
                          int threads, const DecoderLimits& limits);
 
-// The fields every row begins with.
+// The fields every row begins with. Of a backend on a card they name the card and its highest clocks.
 Json row_of(const std::string& bench, const std::string& model, const std::string& backend, int threads);
+Json row_of(const std::string& bench, const std::string& model, const Backend& backend);
 
 // Prints the rows as a JSON array or as a table, and appends them to the ledger with time and machine.
 int report(const BenchFlags& flags, const std::string& command, const std::vector<Json>& rows);

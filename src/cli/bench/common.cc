@@ -55,15 +55,29 @@ Json row_of(const std::string& bench, const std::string& model, const std::strin
       {"bench", bench}, {"model", model}, {"backend", backend}, {"threads", threads}, {"commit", commit()}};
 }
 
+Json row_of(const std::string& bench, const std::string& model, const Backend& backend) {
+  Json row = row_of(bench, model, backend.description(), backend.threads());
+  if (const DeviceCard card = backend.device_card(); !card.name.empty()) {
+    row["card"] = card.name;
+    row["sm_mhz"] = card.sm_mhz;
+    row["memory_mhz"] = card.memory_mhz;
+  }
+  return row;
+}
+
 namespace {
 
 // Columns that are the same for a whole table stand above it.
-constexpr const char* kHeadings[] = {"bench", "model", "backend"};
+constexpr const char* kHeadings[] = {"bench", "model", "backend", "commit", "card", "sm_mhz", "memory_mhz"};
 
 std::string heading_of(const Json& row) {
   const auto text = [&](const char* key) { return row[key].get<std::string>(); };
   const std::string model = text("model") == "none" ? "" : " of " + text("model");
-  return fmt::format("{}{} on {}", text("bench"), model, text("backend"));
+  const std::string clocks =
+      row.contains("card")
+          ? fmt::format(", {} MHz, memory {} MHz", row["sm_mhz"].dump(), row["memory_mhz"].dump())
+          : "";
+  return fmt::format("{}{} on {}{}", text("bench"), model, text("backend"), clocks);
 }
 
 std::string cell_text(const Json& value) {
@@ -84,8 +98,7 @@ std::string tables(const std::vector<Json>& rows) {
     Table table;
     std::vector<std::string> keys;
     for (const auto& [key, value] : rows[first].items()) {
-      if (key == "commit" ||
-          std::find(std::begin(kHeadings), std::end(kHeadings), key) != std::end(kHeadings)) {
+      if (std::find(std::begin(kHeadings), std::end(kHeadings), key) != std::end(kHeadings)) {
         continue;
       }
       keys.push_back(key);

@@ -138,7 +138,7 @@ struct Timing {
 
 Json row(const LoadedModel& model, const DecodeTest& test, const Timing& timing, int batch, int context,
          double read) {
-  Json out = row_of("decode", model.name, model.backend->description(), model.backend->threads());
+  Json out = row_of("decode", model.name, *model.backend);
   const double seconds = median(timing.rounds), bytes = test.bytes_per_step();
   out["batch"] = batch;
   out["context"] = context;

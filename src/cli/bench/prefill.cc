@@ -165,7 +165,7 @@ Result<Json> bench_length(const Flags& flags, LoadedModel& model, int tokens) {
     seconds.push_back(s);
     for (Contest& c : contests) c.gflop_per_s.push_back(c.rival->gflop_per_s(threads));
   }
-  Json row = row_of("prefill", model.name, model.backend->description(), threads);
+  Json row = row_of("prefill", model.name, *model.backend);
   const double s = median(seconds), gflop = 2 * model.decoder->macs_per_row() * tokens / s / 1e9;
   row["tokens"] = tokens;
   row["tokens_per_s"] = tokens / s;

@@ -171,7 +171,7 @@ Result<std::vector<Json>> bench(const Flags& flags) {
         speculation.apply(drafters, with);
         TD_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> drafting, Engine::create(*model.decoder, with));
         for (const PromptClass& c : classes) {
-          Json row = row_of("speculate", model.name, model.backend->description(), model.backend->threads());
+          Json row = row_of("speculate", model.name, *model.backend);
           row["drafter"] = drafter_name;
           row["draft_length"] = speculation.length;
           TD_ASSIGN_OR_RETURN(row, compare(*plain, *drafting, c, flags, std::move(row)));

@@ -100,7 +100,7 @@ Result<std::vector<Json>> bench(const Flags& flags) {
         }
       }
       for (const int n : flags.rows) {
-        Json row = row_of("verify", model.name, model.backend->description(), model.backend->threads());
+        Json row = row_of("verify", model.name, *model.backend);
         row["context"] = flags.context;
         row["rows"] = n;
         row["ms"] = median(seconds[n]) * 1e3;
