@@ -276,6 +276,8 @@ class Backend {
   virtual double read_gb_per_s() { return 0; }
   // The same of a copy within device memory: bytes read and bytes written.
   virtual double copy_gb_per_s() { return 0; }
+  // Kernels that have been launched, or recorded, so far; 0 where nothing is launched.
+  virtual uint64_t launches() const { return 0; }
   // Whether pack() takes matrices that are given by a formula (HostMatrix::random).
   virtual bool makes_random_weights() const { return false; }
   // Whether the host may read and write device memory in place between steps, so that nothing need be copied

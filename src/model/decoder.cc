@@ -232,8 +232,13 @@ void Decoder::run_layers(const Step& step, const StatePool& pool, Extent extent)
 }
 
 void Decoder::mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& m, const StatePool& pool) {
-  const int rows = step.n_rows;
-  const DeltaState state = pool.delta(layer.state_index);
+  prepare(step, layer, m, pool);
+  recur(step, layer, pool);
+  project(step, m);
+}
+
+void Decoder::prepare(const Step& step, const DecoderLayer& layer, const DeltaMixer& m,
+                      const StatePool& pool) {
   backend_->delta_inputs(step,
                          {.x = residual_,
                           .gain = layer.input_gain,
@@ -243,14 +248,21 @@ void Decoder::mix(const Step& step, const DecoderLayer& layer, const DeltaMixer&
                           .conv_weight = m.conv_weight,
                           .a_log = m.a_log,
                           .dt_bias = m.dt_bias,
-                          .state = state},
+                          .state = pool.delta(layer.state_index)},
                          scratch_);
+}
+
+void Decoder::recur(const Step& step, const DecoderLayer& layer, const StatePool& pool) {
+  const int rows = step.n_rows;
   backend_->delta_step(step, {.shape = shape_.delta,
                               .qkv = scratch_.qkv.row_range(0, rows),
                               .log_decay = scratch_.heads.row_range(0, rows),
                               .beta = scratch_.heads2.row_range(0, rows),
-                              .state = state,
+                              .state = pool.delta(layer.state_index),
                               .y = scratch_.inner.row_range(0, rows).col_range(0, shape_.delta.value_dim())});
+}
+
+void Decoder::project(const Step& step, const DeltaMixer& m) {
   backend_->delta_output(step,
                          {.shape = shape_.delta,
                           .gain = m.gain,
@@ -279,6 +291,12 @@ void Decoder::prepare(const Step& step, const DecoderLayer& layer, const Attenti
 void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
                   const StatePool& pool) {
   prepare(step, layer, m, pool);
+  attend(step, layer, m, pool);
+  project(step, m);
+}
+
+void Decoder::attend(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
+                     const StatePool& pool) {
   const int rows = step.n_rows;
   const AttentionShape& shape = shape_.attention;
   const int gate_cols = shape_.gated_attention ? shape.q_dim() : 0;
@@ -294,6 +312,10 @@ void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMi
                        .window = m.window,
                        .cache = cache,
                        .out = out});
+}
+
+void Decoder::project(const Step& step, const AttentionMixer& m) {
+  const MutView out = scratch_.inner.row_range(0, step.n_rows).col_range(0, shape_.attention.q_dim());
   backend_->linear_add(step.path, out, *m.out_proj, residual_);
 }
 
@@ -321,6 +343,26 @@ void Decoder::feed_forward(const Step& step, const DecoderLayer& layer, const Mo
                              .top_k = shape_.moe_top_k,
                              .normalise = shape_.moe_normalise}},
                 scratch_);
+}
+
+void Decoder::run_block(LayerBlock block, const Step& step, const StatePool& pool) {
+  TD_CHECK(step.n_rows == residual_.rows, "a block over %d rows after a step of %d", step.n_rows,
+           residual_.rows);
+  if (block == LayerBlock::head) return run_head(residual_.row_range(0, n_at_hand_));
+  for (const DecoderLayer& layer : weights_.layers) {
+    const auto* delta = std::get_if<DeltaMixer>(&layer.mixer);
+    const auto* attention = std::get_if<AttentionMixer>(&layer.mixer);
+    const auto* mlp = std::get_if<DenseFfn>(&layer.ffn);
+    const auto* moe = std::get_if<MoeFfn>(&layer.ffn);
+    if (block == LayerBlock::delta_inputs && delta) prepare(step, layer, *delta, pool);
+    if (block == LayerBlock::delta_step && delta) recur(step, layer, pool);
+    if (block == LayerBlock::delta_output && delta) project(step, *delta);
+    if (block == LayerBlock::attention_inputs && attention) prepare(step, layer, *attention, pool);
+    if (block == LayerBlock::attention && attention) attend(step, layer, *attention, pool);
+    if (block == LayerBlock::attention_output && attention) project(step, *attention);
+    if (block == LayerBlock::mlp && mlp) feed_forward(step, layer, *mlp);
+    if (block == LayerBlock::moe && moe) feed_forward(step, layer, *moe);
+  }
 }
 
 void Decoder::set_at_hand(int first, int n, const RowChoice& choice) {
@@ -433,17 +475,56 @@ std::span<float> Decoder::logits_on_host(int first, int n) {
   return copy;
 }
 
+double Decoder::bytes_read(const Weight& w, int n_rows) const {
+  if (w.n_experts() == 1) return double(w.bytes());
+  // Expected distinct experts when each row chooses top_k of them evenly.
+  return double(w.bytes()) * (1.0 - std::pow(1.0 - double(shape_.moe_top_k) / w.n_experts(), n_rows));
+}
+
 size_t Decoder::weight_bytes(int n_rows) const {
   double bytes = 0;
-  each_weight([&](const Weight& w) {
-    if (w.n_experts() == 1) {
-      bytes += double(w.bytes());
+  each_weight([&](const Weight& w) { bytes += bytes_read(w, n_rows); });
+  return size_t(bytes);
+}
+
+int Decoder::n_layers_with(LayerBlock block) const {
+  if (block == LayerBlock::head) return 1;
+  int n = 0;
+  for (const DecoderLayer& layer : weights_.layers) {
+    const bool of_ffn = block == LayerBlock::mlp || block == LayerBlock::moe;
+    const bool delta = std::holds_alternative<DeltaMixer>(layer.mixer);
+    n += of_ffn ? std::holds_alternative<MoeFfn>(layer.ffn) == (block == LayerBlock::moe)
+                : delta == (block <= LayerBlock::delta_output);
+  }
+  return n;
+}
+
+size_t Decoder::block_weight_bytes(LayerBlock block, int n_rows) const {
+  double bytes = 0;
+  const auto one = [&](const auto& w) {
+    if (w) bytes += bytes_read(*w, n_rows);
+  };
+  if (block == LayerBlock::head) one(weights_.head);
+  for (const DecoderLayer& layer : weights_.layers) {
+    if (const auto* m = std::get_if<DeltaMixer>(&layer.mixer)) {
+      if (block == LayerBlock::delta_inputs) one(m->in_proj);
+      if (block == LayerBlock::delta_output) one(m->out_proj);
     } else {
-      // Expected distinct experts when each row chooses top_k of them evenly.
-      const double share = 1.0 - std::pow(1.0 - double(shape_.moe_top_k) / w.n_experts(), n_rows);
-      bytes += double(w.bytes()) * share;
+      const auto& attention = std::get<AttentionMixer>(layer.mixer);
+      if (block == LayerBlock::attention_inputs) one(attention.in_proj);
+      if (block == LayerBlock::attention_output) one(attention.out_proj);
     }
-  });
+    if (const auto* dense = std::get_if<DenseFfn>(&layer.ffn); dense && block == LayerBlock::mlp) {
+      one(dense->gate_up);
+      one(dense->down);
+    }
+    if (const auto* moe = std::get_if<MoeFfn>(&layer.ffn); moe && block == LayerBlock::moe) {
+      for (const auto* w : {&moe->router, &moe->gate_up, &moe->down, &moe->shared_gate_up, &moe->shared_down,
+                            &moe->shared_gate}) {
+        one(*w);
+      }
+    }
+  }
   return size_t(bytes);
 }
 

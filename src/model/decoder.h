@@ -89,6 +89,19 @@ struct BestLogits {
   std::span<const TokenId> ids;
 };
 
+// What a layer is made of, for measurements. Layers with a mixer of one kind have no blocks of the other.
+enum class LayerBlock : uint8_t {
+  delta_inputs,
+  delta_step,
+  delta_output,
+  attention_inputs,
+  attention,
+  attention_output,
+  mlp,
+  moe,
+  head,  // of the whole model
+};
+
 // Layers put together otherwise than the decoder's own, from its weights.
 class LayerPass {
  public:
@@ -126,6 +139,13 @@ class Decoder {
   // records steps replays both.
   void forward_with_head(const Step& step, std::span<const TokenId> ids, const StatePool& pool,
                          const RowChoice& choice);
+
+  // That block alone, of every layer that has it, over what the forward before left in the activations: a
+  // step of the same rows, but for trees. For measurements: its results are of no use.
+  void run_block(LayerBlock block, const Step& step, const StatePool& pool);
+  // Layers that have it; bytes of weights that all of them read for n_rows rows, as weight_bytes.
+  int n_layers_with(LayerBlock block) const;
+  size_t block_weight_bytes(LayerBlock block, int n_rows) const;
 
   // From now on forward() runs `pass` in place of its own layers; taps and observers see none of them. The
   // pass must live as long as the decoder is used.
@@ -217,12 +237,19 @@ class Decoder {
   void check_ids(const Step& step, std::span<const TokenId> ids) const;
   void run_layers(const Step& step, const StatePool& pool, Extent extent);
   void mix(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);
+  void prepare(const Step& step, const DecoderLayer& layer, const DeltaMixer& mixer, const StatePool& pool);
+  void recur(const Step& step, const DecoderLayer& layer, const StatePool& pool);
+  void project(const Step& step, const DeltaMixer& mixer);
   void mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer, const StatePool& pool);
   // Up to the queries, and the keys and values in the cache.
   void prepare(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer,
                const StatePool& pool);
+  void attend(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer,
+              const StatePool& pool);
+  void project(const Step& step, const AttentionMixer& mixer);
   void feed_forward(const Step& step, const DecoderLayer& layer, const DenseFfn& ffn);
   void feed_forward(const Step& step, const DecoderLayer& layer, const MoeFfn& ffn);
+  double bytes_read(const Weight& w, int n_rows) const;
   template <class Visit>
   void each_weight(Visit&& visit) const;
 

@@ -276,6 +276,15 @@ class Bench(TestCase):
         rows = self.rows("prefill", fields, "--model", TINY, "--tokens", "64,130", "--threads", "1")
         self.assertEqual([row["tokens"] for row in rows], [64, 130])
 
+    def test_kernels(self):
+        fields = {"rows", "context", "block", "us", "bytes", "gb_per_s", "read_gb_per_s", "share_of_read"}
+        rows = self.rows("kernels", fields, "--model", TINY, "--rows", "1,3", "--context", "70", "--threads", "1")
+        blocks = ["delta inputs", "delta step", "delta output", "attention inputs", "attention", "attention output", "mlp", "head"]
+        self.assertEqual([(r["rows"], r["block"]) for r in rows], [(n, b) for n in (1, 3) for b in blocks])
+        for row in rows:
+            self.assertGreater(min(row["us"], row["bytes"]), 0)
+            self.assertAlmostEqual(row["gb_per_s"], row["bytes"] / row["us"] / 1e3, delta=1e-6 * row["gb_per_s"])
+
     def test_bandwidth(self):
         (row,) = self.rows("bandwidth", {"read_gb_per_s", "copy_gb_per_s"}, "--threads", "1")
         self.assertGreater(row["read_gb_per_s"], 0)

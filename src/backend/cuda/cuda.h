@@ -69,6 +69,7 @@ class CudaBackend final : public Backend {
   void zero(std::byte* device, size_t bytes) override;
   double read_gb_per_s() override;
   double copy_gb_per_s() override;
+  uint64_t launches() const override { return card_->launches(); }
   bool memory_is_host() const override { return false; }
   bool makes_random_weights() const override { return true; }
   void run(const StepRun& run) override;

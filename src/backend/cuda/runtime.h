@@ -43,6 +43,7 @@ class Card {
   virtual ~Card() = default;
 
   const CardInfo& info() const { return info_; }
+  uint64_t launches() const { return launches_; }  // or recorded
   virtual size_t available_bytes() const = 0;
   virtual std::byte* allocate(size_t bytes) = 0;  // null when memory has run out
   virtual void release(std::byte* device) = 0;
@@ -73,6 +74,7 @@ class Card {
   // Enqueues kernel(args). `shared_bytes` of dynamic shared memory.
   template <class Args>
   void launch(void (*kernel)(Args), dim3 grid, int threads, size_t shared_bytes, const Args& args) {
+    ++launches_;
 #ifdef TANDEM_CUDA_EMULATED
     const char* name = __PRETTY_FUNCTION__;
     const auto go = [=] {
@@ -103,6 +105,7 @@ class Card {
   virtual void launch_raw(const void* kernel, dim3 grid, int threads, size_t shared_bytes, void** args) = 0;
 #endif
   CardInfo info_;
+  uint64_t launches_ = 0;
 };
 
 }  // namespace tandem::cuda

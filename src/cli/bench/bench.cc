@@ -19,6 +19,7 @@ constexpr Entry kBenches[] = {
     {"verify", "the cost of steps of several rows, in steps of one", bench::run_verify},
     {"prefill", "prompt tokens per second against oneDNN's matrix product", bench::run_prefill},
     {"speculate", "plain and speculative decoding of the same prompts, in turns", bench::run_speculate},
+    {"kernels", "the blocks of a layer against the memory bandwidth", bench::run_kernels},
     {"bandwidth", "reading and copying memory", bench::run_bandwidth},
 };
 
@@ -42,8 +43,9 @@ std::string usage() {
 
 int run_bench(Arguments args) {
   if (args.empty())
-    return misuse("bench",
-                  "expected decode, verify, prefill, speculate or bandwidth (see tandem bench --help)");
+    return misuse(
+        "bench",
+        "expected decode, verify, prefill, speculate, kernels or bandwidth (see tandem bench --help)");
   if (args[0] == "-h" || args[0] == "--help") {
     Output out;
     out.write(usage());
@@ -54,7 +56,8 @@ int run_bench(Arguments args) {
   }
   return misuse(
       "bench",
-      fmt::format("'{}' is no bench: expected decode, verify, prefill, speculate or bandwidth", args[0]));
+      fmt::format("'{}' is no bench: expected decode, verify, prefill, speculate, kernels or bandwidth",
+                  args[0]));
 }
 
 }  // namespace tandem

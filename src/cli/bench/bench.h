@@ -18,6 +18,7 @@ int run_decode(Arguments args);
 int run_verify(Arguments args);
 int run_prefill(Arguments args);
 int run_speculate(Arguments args);
+int run_kernels(Arguments args);
 int run_bandwidth(Arguments args);
 
 // Options that all of them share, and the rows they make.
