@@ -36,10 +36,11 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
     low = max(low, chunk_begin(chunk));
     high = min(high, chunk_begin(chunk + 1));
   }
-  if (low < high) t.prefetch_tile(low, min(high, low + kTileKeys));
-  wait_for_inputs();
   let_next_start();
+  // Every sequence has blocks with keys: those wait for the kernel before for all.
   if (low >= high) return;
+  t.prefetch_tile(low, min(high, low + kTileKeys));
+  wait_for_inputs();
 
   const int chain = t.is_tree() ? seq.start : written;  // places before it are positions
   for (int tile = low; tile < high; tile += kTileKeys) {
@@ -93,8 +94,8 @@ __global__ void __launch_bounds__(kAttendThreads, kTiles <= 2 ? 2 : 1)
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttendArgs a) {
   __shared__ float of_warp[2][kMergeThreads / kWarp];
   __shared__ float4 of_thread[kMergeThreads];
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   const int row = int(blockIdx.y) + (a.base_is_first_row ? a.table.seqs[a.first_seq].first_row : 0);
   if (row >= a.n_rows || a.table.row_seq[row] >= a.first_seq + a.n_seqs) return;
   const int head = int(blockIdx.x), thread = int(threadIdx.x), dims = a.cache.dims;
@@ -103,9 +104,30 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   const int first = chunk_of(keys.first), last = chunk_of(keys.end - 1);
   auto* weights = reinterpret_cast<float*>(shared_memory());
 
-  float highest = kNoScore;
-  for (int c = thread; c <= last; c += kMergeThreads) {
-    if (c >= first) highest = fmaxf(highest, partial_of(a, row, head, c)[dims]);
+  // What is known where is loaded at once: one trip to memory, not three.
+  const int columns = dims / 4, runs = kMergeThreads / columns, run = thread / columns;
+  const int column = thread % columns;
+  const int begin = first + (run - first % runs + runs) % runs;  // the first chunk that is `run` modulo runs
+  const auto sums_of = [&](int c) {
+    return reinterpret_cast<const float4*>(partial_of(a, row, head, c))[column];
+  };
+  // Highest score and sum of weights.
+  const auto scores_of = [&](int c) {
+    return *reinterpret_cast<const float2*>(partial_of(a, row, head, c) + dims);
+  };
+  constexpr int kEarly = 8;
+  float4 early[kEarly];
+  float2 own = make_float2(kNoScore, 0);  // of chunk `thread`
+  if (thread >= first && thread <= last) own = scores_of(thread);
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) {
+    early[i] = make_float4(0, 0, 0, 0);
+    if (begin + i * runs <= last) early[i] = sums_of(begin + i * runs);
+  }
+
+  float highest = own.x;
+  for (int c = thread + kMergeThreads; c <= last; c += kMergeThreads) {
+    if (c >= first) highest = fmaxf(highest, scores_of(c).x);
   }
   highest = warp_max(highest);
   if (lane_id() == 0) of_warp[0][warp_id()] = highest;
@@ -114,10 +136,10 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   float total = 0;
   for (int c = thread; c <= last; c += kMergeThreads) {
     if (c < first) continue;
-    const float* partial = partial_of(a, row, head, c) + dims;
-    const float weight = exp_(partial[0] - highest);
+    const float2 scores = c == thread ? own : scores_of(c);
+    const float weight = exp_(scores.x - highest);
     weights[c] = weight;
-    total = fmaf(partial[1], weight, total);
+    total = fmaf(scores.y, weight, total);
   }
   total = warp_sum(total);
   if (lane_id() == 0) of_warp[1][warp_id()] = total;
@@ -125,19 +147,19 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   total = 0;
   for (int w = 0; w < kMergeThreads / kWarp; ++w) total += of_warp[1][w];
 
-  const int columns = dims / 4, runs = kMergeThreads / columns, run = thread / columns;
-  const int column = thread % columns;
   float sum[4] = {};
-  const int begin = first + (run - first % runs + runs) % runs;  // the first chunk that is `run` modulo runs
-#pragma unroll 8
-  for (int c = begin; c <= last; c += runs) {
-    const float4 x = reinterpret_cast<const float4*>(partial_of(a, row, head, c))[column];
-    const float weight = weights[c];
+  const auto add = [&](const float4& x, float weight) {
     sum[0] = fmaf(x.x, weight, sum[0]);
     sum[1] = fmaf(x.y, weight, sum[1]);
     sum[2] = fmaf(x.z, weight, sum[2]);
     sum[3] = fmaf(x.w, weight, sum[3]);
+  };
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) {
+    if (begin + i * runs <= last) add(early[i], weights[begin + i * runs]);
   }
+#pragma unroll 8
+  for (int c = begin + kEarly * runs; c <= last; c += runs) add(sums_of(c), weights[c]);
   of_thread[thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   __syncthreads();
   if (run != 0) return;

@@ -19,8 +19,8 @@ struct AnglesArgs {
   float m;
 };
 __global__ void rope_angles_kernel(const __grid_constant__ AnglesArgs a) {
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   const int r = int(blockIdx.x);
   const SeqEntry& seq = a.table.seqs[a.table.row_seq[r]];
   const float position = float(position_of(seq, r - seq.first_row));
@@ -43,8 +43,12 @@ struct PrepArgs {
 };
 // One warp per head: first those of q, then of k, then of v.
 __global__ void prep_kernel(const __grid_constant__ PrepArgs a) {
-  wait_for_inputs();
   let_next_start();
+  if (a.q_norm.data != nullptr && int(threadIdx.x) * 32 < a.d) {
+    prefetch(a.q_norm.data + threadIdx.x * 32);
+    prefetch(a.k_norm.data + threadIdx.x * 32);
+  }
+  wait_for_inputs();
   const int r = int(blockIdx.y), d = a.d;
   int h = int(blockIdx.x) * kWarps + warp_id();
   if (h >= a.n_heads + 2 * a.n_kv_heads) return;
@@ -98,8 +102,8 @@ struct MoveArgs {
 // One block per KV head. A thread moves the same dimensions of all rows, in order: a row that goes on top of
 // another one comes after that has gone.
 __global__ void move_kernel(const __grid_constant__ MoveArgs a) {
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   constexpr int kAtOnce = 8;
   const int dims = a.cache.dims, head = int(blockIdx.x);
   for (int dim = int(threadIdx.x); dim < dims; dim += int(blockDim.x)) {

@@ -13,8 +13,8 @@ struct BlockConvArgs {
   int cols, taps, groups;
 };
 __global__ void block_conv_kernel(const __grid_constant__ BlockConvArgs a) {
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   const int r = int(blockIdx.y), c = int(blockIdx.x * kThreads + threadIdx.x);
   if (c >= a.cols) return;
   const int before = r - a.table.seqs[a.table.row_seq[r]].first_row;  // rows of the sequence before this one

@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_decode_kernel(const __
   if (has_channel && !fresh && threadIdx.x < kWindow) {
     prefetch(before_step(a.shape, a.state, seq, int(blockIdx.x) * kWarp, int(threadIdx.x)));
   }
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   if (int(blockIdx.x) == a.n_channel_blocks) {
     for (int i = int(threadIdx.x); i < seq.n_rows * a.shape.n_v_heads; i += int(blockDim.x)) {
       gates(a, seq.first_row + i / a.shape.n_v_heads, i % a.shape.n_v_heads);
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_decode_kernel(const __
 __global__ void __launch_bounds__(kMostWarps* kWarp) conv_prefill_kernel(const __grid_constant__ ConvArgs a) {
   const int c_dim = conv_dim(a.shape), channel = int(blockIdx.x) * kWarp + lane_id();
   const int first = int(blockIdx.y) * kPrefillRows, end = min(first + kPrefillRows, a.n_rows);
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   if (int(blockIdx.x) == a.n_channel_blocks) {
     for (int i = int(threadIdx.x); i < (end - first) * a.shape.n_v_heads; i += int(blockDim.x)) {
       gates(a, first + i / a.shape.n_v_heads, i % a.shape.n_v_heads);
@@ -136,6 +136,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_prefill_kernel(const _
 
 // After all rows of a prefill step: each window takes the last inputs of [window | rows].
 __global__ void window_after_kernel(const __grid_constant__ ConvArgs a) {
+  let_next_start();
   wait_for_inputs();
   const SeqEntry& seq = a.table.seqs[blockIdx.y];
   const int c_dim = conv_dim(a.shape), channel = int(blockIdx.x * blockDim.x + threadIdx.x);
@@ -158,6 +159,7 @@ struct FoldWindowArgs {
   DeltaState state;
 };
 __global__ void fold_window_kernel(const __grid_constant__ FoldWindowArgs a) {
+  let_next_start();
   wait_for_inputs();
   const SeqEntry& seq = a.table.seqs[blockIdx.y];
   const int channel = int(blockIdx.x * blockDim.x + threadIdx.x);

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
     }
   }
   if (int(threadIdx.x) < n_pending) prefetch(pending_key(a, p, int(threadIdx.x)));
+  let_next_start();
   wait_for_inputs();
 
   // Loads in the order in which they are needed.
@@ -67,7 +68,6 @@ __global__ void __launch_bounds__(delta_threads(kStateRows), least_blocks(kVecs,
   }
   wait_for_copies();
   __syncthreads();
-  let_next_start();
 
   for (int folded = 0; folded < n_pending;) {
     const int rows = min(n_pending - folded, kFoldRows);

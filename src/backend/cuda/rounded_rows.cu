@@ -18,19 +18,19 @@ struct NormArgs {
   int cols;
   float eps;
 };
-// A block per row.
+// A block per row and kNormWarps groups. Each sums the whole row's squares: reading a row from the cache is
+// less than waiting for a block that has done so.
 __global__ void __launch_bounds__(kNormWarps* kWarp) norm_kernel(const __grid_constant__ NormArgs a) {
-  wait_for_inputs();
   let_next_start();
-  const int row = int(blockIdx.x);
+  const int group = int(blockIdx.x) * kNormWarps + warp_id(), row = int(blockIdx.y);
+  const int c = group * kGroupColumns + 2 * lane_id();
+  const float first_gain = c < a.cols ? a.gain.data[c] : 0.0f,
+              second_gain = c + 1 < a.cols ? a.gain.data[c + 1] : 0.0f;
+  wait_for_inputs();
   const float* x = a.x.row(row);
-  const float* gain = a.gain.data;
+  const float first = c < a.cols ? x[c] : 0.0f, second = c + 1 < a.cols ? x[c + 1] : 0.0f;
   const float inv = inverse_norm_of_block(x, a.cols, a.eps);
-  for (int group = warp_id(); group < a.y.groups; group += kNormWarps) {
-    const int c = group * kGroupColumns + 2 * lane_id();
-    store_group(a.y, row, group, c < a.cols ? x[c] * inv * gain[c] : 0.0f,
-                c + 1 < a.cols ? x[c + 1] * inv * gain[c + 1] : 0.0f);
-  }
+  if (group < a.y.groups) store_group(a.y, row, group, first * inv * first_gain, second * inv * second_gain);
 }
 
 struct SwigluArgs {
@@ -40,8 +40,8 @@ struct SwigluArgs {
 };
 // A warp per row and group.
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(const __grid_constant__ SwigluArgs a) {
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   const int group = int(blockIdx.x) * kWarps + warp_id(), row = int(blockIdx.y);
   if (group >= a.y.groups) return;
   const float* gate = a.gate_up.row(row);
@@ -57,19 +57,36 @@ struct GatedNormArgs {
   float eps;
   ActivationRows y;
 };
-// A warp per head and row.
+// A warp per head and row. A lane's columns are 64 apart: kMostGroups pairs of them.
+constexpr int kMostGroups = 4;
 __global__ void __launch_bounds__(kThreads) gated_norm_kernel(const __grid_constant__ GatedNormArgs a) {
-  wait_for_inputs();
   let_next_start();
   const int head = int(blockIdx.x) * kWarps + warp_id(), row = int(blockIdx.y), lane = lane_id();
+  float gain[kMostGroups][2];
+#pragma unroll
+  for (int i = 0; i < kMostGroups; ++i) {
+    const int c = i * kGroupColumns + 2 * lane;
+    gain[i][0] = c < a.d ? a.gain.data[c] : 0.0f;
+    gain[i][1] = c < a.d ? a.gain.data[c + 1] : 0.0f;
+  }
+  wait_for_inputs();
   if (head >= a.heads) return;
   const float* o = a.o.row(row) + head * a.d;
   const float* z = a.z.row(row) + head * a.d;
-  const float* gain = a.gain.data;
+  float gate[kMostGroups][2];
+#pragma unroll
+  for (int i = 0; i < kMostGroups; ++i) {
+    const int c = i * kGroupColumns + 2 * lane;
+    gate[i][0] = c < a.d ? z[c] : 0.0f;
+    gate[i][1] = c < a.d ? z[c + 1] : 0.0f;
+  }
   const float inv = inverse_norm_of_warp(o, a.d, a.eps);
-  for (int c = 2 * lane; c < a.d; c += kGroupColumns) {
-    store_group(a.y, row, (head * a.d + c) / kGroupColumns, o[c] * inv * gain[c] * silu(z[c]),
-                o[c + 1] * inv * gain[c + 1] * silu(z[c + 1]));
+#pragma unroll
+  for (int i = 0; i < kMostGroups; ++i) {
+    const int c = i * kGroupColumns + 2 * lane;
+    if (i * kGroupColumns >= a.d) break;
+    store_group(a.y, row, (head * a.d + c) / kGroupColumns, o[c] * inv * gain[i][0] * silu(gate[i][0]),
+                o[c + 1] * inv * gain[i][1] * silu(gate[i][1]));
   }
 }
 
@@ -87,8 +104,8 @@ ActivationRows CudaBackend::rounded_norm(View x, View gain, float eps, const Cud
 }
 
 void CudaBackend::rounded_norm(View x, View gain, float eps, const ActivationRows& y) {
-  card_->launch(norm_kernel, {unsigned(x.rows)}, kNormWarps * kWarp, 0,
-                NormArgs{rows_of(x), rows_of(gain), y, x.cols, eps});
+  card_->launch(norm_kernel, {unsigned((y.groups + kNormWarps - 1) / kNormWarps), unsigned(x.rows)},
+                kNormWarps * kWarp, 0, NormArgs{rows_of(x), rows_of(gain), y, x.cols, eps});
 }
 
 ActivationRows CudaBackend::rounded_swiglu(View gate_up, const CudaWeight& w) {
@@ -118,7 +135,8 @@ void CudaBackend::do_delta_inputs(const Step& step, const DeltaInputs& a, Scratc
 void CudaBackend::do_delta_output(const Step& step, const DeltaOutput& a, Scratch& s) {
   const CudaWeight& w = ours(*a.projection);
   const int d = a.shape.d_v, rows = step.n_rows;
-  if (!takes_rounded_rows(w) || d % kGroupColumns != 0) return Backend::do_delta_output(step, a, s);
+  if (!takes_rounded_rows(w) || d % kGroupColumns != 0 || d > kMostGroups * kGroupColumns)
+    return Backend::do_delta_output(step, a, s);
   const MutView z = s.wide.row_range(0, rows)
                         .col_range(0, a.shape.projection_dim())
                         .col_range(a.shape.conv_dim(), a.shape.value_dim());

@@ -14,6 +14,7 @@ struct CopyArgs {
   int cols;
 };
 __global__ void copy_rows_kernel(const __grid_constant__ CopyArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int r = int(blockIdx.x);
   const float* x = a.x.row(a.rows != nullptr ? a.rows[r] : r);
@@ -29,6 +30,7 @@ struct NormArgs {
   float eps;
 };
 __global__ void __launch_bounds__(kNormWarps* kWarp) rms_norm_kernel(const __grid_constant__ NormArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int r = int(blockIdx.x);
   const float* x = a.x.row(r);
@@ -44,6 +46,7 @@ struct SiluMulArgs {
   int cols;
 };
 __global__ void silu_mul_kernel(const __grid_constant__ SiluMulArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int i = int(blockIdx.x * kThreads + threadIdx.x);
   const float* x = a.gate_up.row(int(blockIdx.y));
@@ -58,6 +61,7 @@ struct GatedNormArgs {
 };
 // One warp per head and row.
 __global__ void gated_norm_kernel(const __grid_constant__ GatedNormArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int first = int(blockIdx.x) * a.d;
   const float* o = a.o.row(int(blockIdx.y)) + first;
