@@ -168,6 +168,16 @@ __device__ __forceinline__ void copy_ahead(void* shared, const void* p) {
       : "memory");
 #endif
 }
+// The same of what the other blocks of the processor read as well, through the cache they have in common.
+__device__ __forceinline__ void copy_ahead_shared(void* shared, const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::copy_ahead(shared, p);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(p)
+               : "memory");
+#endif
+}
 __device__ __forceinline__ void commit_copies() {
 #ifdef TANDEM_CUDA_EMULATED
   emulated::commit_copies();

@@ -3,9 +3,9 @@
 // One kernel for 1 .. 32 rows: weights are the 16-row operand of the tensor cores, activation rows their 8
 // columns, so that more rows are only more columns and no sum's order depends on them. A warp streams records
 // straight from memory into registers, a few ahead, also across the tiles it works on. A tile's columns are
-// cut into 8 n_splits parts, part p from floor(p groups / (8 n_splits)) on: k-slices are unions of parts.
-// Parts are added in a binary tree: in a warp that has several, over the warps of a block in shared memory,
-// over blocks by the last to arrive.
+// cut into 8 parts, part p from floor(p groups / 8) on: k-slices are unions of parts. Parts are added in a
+// binary tree over the warps of a block, in shared memory. Blocks have no sums
+// in common: what waits for other blocks costs more than uneven work.
 #include "backend/cuda/linear.cuh"
 
 #include <algorithm>
@@ -24,9 +24,6 @@ struct LinearArgs {
   ActivationRows x;
   int n_rows, n_outputs;  // rows of x; rows of the part
   int tiles, groups, n_units;
-  int split_bits;      // n_splits = 1 << split_bits
-  float4* partials;    // [unit, split, pair, lane]
-  unsigned* counters;  // [unit, pair]
   MutRows y;
   int first_column;
   const float* bias;  // of the part, or null
@@ -40,48 +37,46 @@ __device__ __forceinline__ void store(const LinearArgs& a, int row, int output, 
   *y = a.add ? *y + v : v;
 }
 
-// Where a warp stands in its stream of records: item after item, part after part, one group at a time.
-template <int kTiles, int kRowWarps>
+// Where a warp stands in its stream of records: its part of unit after unit, one group at a time.
+template <LinearFormat F, int kTiles>
 struct Place {
-  int item, part, step, count;  // part of the item's kRowWarps; count: groups of the part
-  int group;                    // of `step`
-  const std::byte* at;          // record of the first tile; the others lie a tile's length apart
+  int unit, step, count;  // count: groups of the part
+  const std::byte* at;    // own part of the first tile's record; other tiles lie a tile's length apart
+  InputPlace<F> x;
 
-  __device__ __forceinline__ void enter(const LinearArgs& a, int bytes_of_record) {
+  __device__ __forceinline__ void enter(const LinearArgs& a, int which) {
+    unit = which;
     step = 0;
     count = 0;
-    if (item >= a.n_units << a.split_bits) return;
-    const int row_warp = warp_id() % kRowWarps, column_warp = warp_id() / kRowWarps;
-    const int split = item & ((1 << a.split_bits) - 1), unit = item >> a.split_bits;
-    const int p = split * kLinearWarps + column_warp * kRowWarps + part,
-              bits = a.split_bits + kLinearWarpBits;
-    const int first = p * a.groups >> bits;
-    count = ((p + 1) * a.groups >> bits) - first;
-    group = first;
-    at = a.weights + (int64_t((unit * kRowWarps + row_warp) * kTiles) * a.groups + first) * bytes_of_record;
+    if (unit >= a.n_units) return;
+    const int group = warp_id() * a.groups / kLinearWarps;
+    count = (warp_id() + 1) * a.groups / kLinearWarps - group;
+    at = Record<F>::own_part(a.weights + (int64_t(unit * kTiles) * a.groups + group) * record_bytes(F));
+    x.enter(a.x, group);
   }
 };
 
-// What the warps of a block made of an item, by (tile, 8 rows) fragments; twice, for one is read while the
-// next is written.
-template <int kPairs>
-using Sums = float4[2][kLinearWarps][kPairs][kWarp];
+// What a block has in shared memory. sums: what its warps made of a unit, by (tile, 8 rows) fragments; twice,
+// for one is read while the next is written.
+template <LinearFormat F, int kTiles, int kColumns, int kAhead>
+struct LinearShared {
+  float4 sums[2][kLinearWarps][kTiles * kColumns][kWarp];
+  InputSlot<F, kColumns> slots[kLinearWarps][kAhead];
+};
 
-// kRowWarps of the 8 warps take different rows, each kRowWarps of the parts one after the other. kAhead:
-// groups whose records are on their way to registers.
-template <LinearFormat F, int kTiles, int kColumns, int kRowWarps, int kAhead, int kBlocks>
+// kAhead: groups whose records are on their way to registers.
+template <LinearFormat F, int kTiles, int kColumns, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) linear_kernel(const __grid_constant__ LinearArgs a) {
-  constexpr int kColumnWarps = kLinearWarps / kRowWarps;
   constexpr int kPairs = kTiles * kColumns;  // (tile, 8 rows) fragments of a warp
-  auto& sums = *reinterpret_cast<Sums<kPairs>*>(shared_memory());
+  auto& shared = *reinterpret_cast<LinearShared<F, kTiles, kColumns, kAhead>*>(shared_memory());
+  auto& slots = shared.slots[warp_id()];
   const int lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
-  const int n_items = a.n_units << a.split_bits, n_parts = kLinearWarps << a.split_bits;
   // Of the largest part; every warp counts as many, and a multiple of kAhead, so that a register always holds
   // the same turn.
-  const int steps = ((a.groups + n_parts - 1) / n_parts + kAhead - 1) / kAhead * kAhead;
+  const int steps = ((a.groups + kLinearWarps - 1) / kLinearWarps + kAhead - 1) / kAhead * kAhead;
 
-  Place<kTiles, kRowWarps> load{int(blockIdx.x), 0, 0, 0, 0, nullptr};
-  load.enter(a, record_bytes(F));
+  Place<F, kTiles> load;
+  load.enter(a, int(blockIdx.x));
   const int64_t of_tile = int64_t(a.groups) * record_bytes(F);
   const auto fetch = [&](Record<F>(&records)[kTiles]) {
     if (load.step < load.count) {
@@ -91,115 +86,74 @@ __global__ void __launch_bounds__(kThreads, kBlocks) linear_kernel(const __grid_
     load.at += record_bytes(F);
     ++load.step;
   };
-  const auto next_part = [&](Place<kTiles, kRowWarps>& p) {
-    if (++p.part == kRowWarps) {
-      p.part = 0;
-      p.item += int(gridDim.x);
-    }
-    p.enter(a, record_bytes(F));
-  };
+  const auto next_unit = [&](Place<F, kTiles>& p) { p.enter(a, p.unit + int(gridDim.x)); };
   Record<F> ahead[kAhead][kTiles];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) fetch(ahead[i]);
-  if (load.step == steps) next_part(load);
+  for (int i = 0; i < kAhead; ++i) {
+    fetch(ahead[i]);
+    slots[i].clear();
+  }
+  if (load.step == steps) next_unit(load);
   wait_for_inputs();
 
   float acc[kTiles][kColumns][4] = {};
-  float earlier[kRowWarps > 1 ? kTiles : 1][kColumns][4] = {};  // the sum of the part before
   int buffer = 0;
-  Place<kTiles, kRowWarps> at{int(blockIdx.x), 0, 0, 0, 0, nullptr};
-  at.enter(a, record_bytes(F));
+  Place<F, kTiles> at;
+  at.enter(a, int(blockIdx.x));
+  const auto ask = [&](InputSlot<F, kColumns>& slot, InputPlace<F>& x, bool there) {
+    if (there) slot.ask(a.x, x, 0, a.n_rows);
+    commit_copies();
+    x.next(a.x);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) ask(slots[i], at.x, i < at.count);
+  if (steps > kAhead) load.x = at.x;
 #pragma unroll 1
-  while (at.item < n_items) {
+  while (at.unit < a.n_units) {
 #pragma unroll 1
     for (int base = 0; base < steps; base += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
+        wait_for_copies<kAhead - 1>();
+        __syncwarp();
         if (base + i < at.count) {
           Input<F> x[kColumns];
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) {
-            x[n].load(a.x, n * 8 + g, n * 8 + g < a.n_rows, at.group + base + i);
-          }
+          for (int n = 0; n < kColumns; ++n) x[n].take(slots[i], n);
           multiply_group<F, kTiles, kColumns>(ahead[i], x, acc);
         }
+        __syncwarp();  // all lanes have read what is replaced now
+        ask(slots[i], load.x, load.step < load.count);
         fetch(ahead[i]);
       }
-      if (load.step == steps) next_part(load);
+      if (load.step == steps) next_unit(load);
     }
-    if (load.item >= n_items) let_next_start();
-    // The end of a part.
-    if constexpr (kRowWarps > 1) {
-      static_assert(kRowWarps == 2, "two parts to a warp: one sum to remember");
-      if (at.part == 0) {
-#pragma unroll
-        for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-          for (int n = 0; n < kColumns; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              earlier[r][n][i] = acc[r][n][i];
-              acc[r][n][i] = 0;
-            }
-          }
-        }
-        next_part(at);
-        continue;
-      }
-    }
-    const int unit = at.item >> a.split_bits;
+    if (load.unit >= a.n_units) let_next_start();
+    auto& sums = shared.sums[buffer];
 #pragma unroll
     for (int r = 0; r < kTiles; ++r) {
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
-        float4 v = make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
-        if constexpr (kRowWarps > 1) {
-          v = add4(make_float4(earlier[r][n][0], earlier[r][n][1], earlier[r][n][2], earlier[r][n][3]), v);
-        }
-        sums[buffer][warp][r * kColumns + n][lane] = v;
+        float(&sum)[4] = acc[r][n];
+        sums[warp][r * kColumns + n][lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) acc[r][n][i] = 0;
+        for (float& v : sum) v = 0;
       }
     }
     __syncthreads();
-    // The fragments of all rows' warps, one to a warp; the warps take turns, so that none lags behind.
+    // The fragments, one to a warp; the warps take turns, so that none lags behind.
 #pragma unroll 1
-    for (int f = (warp + kLinearWarps - at.item % kLinearWarps) % kLinearWarps; f < kPairs * kRowWarps;
+    for (int f = (warp + kLinearWarps - at.unit % kLinearWarps) % kLinearWarps; f < kPairs;
          f += kLinearWarps) {
-      const int rows_of = f / kPairs, pair = f % kPairs;
-      const auto of_warp = [&](int column_warp) {
-        return sums[buffer][column_warp * kRowWarps + rows_of][pair][lane];
-      };
-      float4 v = tree<kColumnWarps>(of_warp);
-      if (a.split_bits > 0) {
-        constexpr int kFragments = kPairs * kRowWarps;
-        a.partials[(int64_t(at.item) * kFragments + f) * kWarp + lane] = v;
-        __threadfence();
-        __syncwarp();
-        unsigned arrived = 0;
-        unsigned* counter = &a.counters[unit * kFragments + f];
-        if (lane == 0) arrived = atomicAdd(counter, 1u);
-        if (__shfl_sync(kAllLanes, arrived, 0) != (1u << a.split_bits) - 1) continue;
-        if (lane == 0) *counter = 0;
-        __threadfence();
-        float4 levels[4];  // a binary counter: levels[i] holds a sum of 2^i splits
-        for (int s = 0; s < 1 << a.split_bits; ++s) {
-          v = __ldcg(
-              &a.partials[((int64_t(unit) * (1 << a.split_bits) + s) * kFragments + f) * kWarp + lane]);
-          int level = 0;
-          for (; s >> level & 1; ++level) v = add4(levels[level], v);
-          if (level < 4) levels[level] = v;
-        }
-      }
-      const int output = ((unit * kRowWarps + rows_of) * kTiles + pair / kColumns) * kTileRows + g;
-      const int row = pair % kColumns * 8 + 2 * t;
+      const float4 v = tree<kLinearWarps>([&](int w) { return sums[w][f][lane]; });
+      const int output = (at.unit * kTiles + f / kColumns) * kTileRows + g, row = f % kColumns * 8 + 2 * t;
       store(a, row, output, v.x);
       store(a, row + 1, output, v.y);
       store(a, row, output + 8, v.z);
       store(a, row + 1, output + 8, v.w);
     }
     buffer ^= 1;
-    next_part(at);
+    next_unit(at);
   }
 }
 
@@ -210,6 +164,7 @@ struct RoundArgs {
 };
 // A warp per row and group.
 __global__ void round_rows_kernel(const __grid_constant__ RoundArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int group = int(blockIdx.y * (blockDim.x / kWarp)) + warp_id(), row = int(blockIdx.x);
   if (group >= a.y.groups) return;
@@ -229,6 +184,7 @@ struct DenseArgs {
 };
 // fp32 weights: a warp per output; lanes over the columns of a slice, then the tree over slices.
 __global__ void dense_kernel(const __grid_constant__ DenseArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int output = int(blockIdx.x) * (int(blockDim.x) / kWarp) + warp_id(), row = int(blockIdx.y);
   if (output >= a.n_outputs) return;
@@ -261,57 +217,53 @@ struct EmbedArgs {
 // A block per row and kEmbedColumns columns.
 constexpr int kEmbedColumns = 256;
 __global__ void __launch_bounds__(kEmbedColumns) embed_kernel(const __grid_constant__ EmbedArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int id = a.ids[blockIdx.y] - a.first, c = int(blockIdx.x) * kEmbedColumns + int(threadIdx.x);
   if (id < 0 || id >= a.n || c >= a.k) return;
   a.y.row(int(blockIdx.y))[c] = weight_value(a.format, a.weights, 0, a.groups, a.k, id, c);
 }
 
-template <LinearFormat F, int kTiles, int kColumns, int kRowWarps, int kAhead, int kBlocks>
+template <LinearFormat F, int kTiles, int kColumns, int kAhead, int kBlocks>
 void launch_linear(Card& card, LinearArgs& args) {
-  constexpr int kTogether = kTiles * kRowWarps;
-  args.n_units = (args.tiles + kTogether - 1) / kTogether;
-  const int blocks = std::min(args.n_units << args.split_bits, kBlocks * card.info().n_sms);
-  card.launch(linear_kernel<F, kTiles, kColumns, kRowWarps, kAhead, kBlocks>, {unsigned(blocks)}, kThreads,
-              sizeof(Sums<kTiles * kColumns>), args);
+  args.n_units = (args.tiles + kTiles - 1) / kTiles;
+  const int blocks = std::min(args.n_units, kBlocks * card.info().n_sms);
+  card.launch(linear_kernel<F, kTiles, kColumns, kAhead, kBlocks>, {unsigned(blocks)}, kThreads,
+              sizeof(LinearShared<F, kTiles, kColumns, kAhead>), args);
 }
 
 template <LinearFormat F>
 void launch_part(Card& card, LinearArgs& args) {
   // Tiles and rows a warp takes together, groups on their way, blocks a processor holds: by measurement
-  // (bench/study/cuda_linear.cc). Whatever they are, the bits are the same.
+  // (bench/study/cuda_linear.cc). Whatever they are, the bits are the same. Few tiles go one to a block, some
+  // more in one round of large blocks, so that all end together.
   constexpr bool kBf16 = F == LinearFormat::bf16, kWide = is_wide(F);
+  const bool few = args.tiles <= 3 * card.info().n_sms, some = args.tiles <= 8 * card.info().n_sms;
   if (args.n_rows <= 8) {
-    if constexpr (kWide) return launch_linear<F, 2, 1, 1, 1, 3>(card, args);
-    if constexpr (kBf16) return launch_linear<F, 2, 1, 1, 1, 3>(card, args);
-    if constexpr (is_affine8(F)) return launch_linear<F, 2, 1, 1, 2, 3>(card, args);
-    return launch_linear<F, 2, 1, 1, 4, 2>(card, args);
+    constexpr int kAhead = kBf16 || kWide ? 1 : is_affine8(F) ? 2 : 3;
+    if (few) return launch_linear<F, 1, 1, 2 * kAhead, 3>(card, args);
+    if constexpr (is_affine4(F) && !kWide) {
+      // Whole rounds of kAhead groups, if possible.
+      if (args.groups % (5 * kLinearWarps) == 0) return launch_linear<F, 2, 1, 5, 2>(card, args);
+      return launch_linear<F, 2, 1, 4, 2>(card, args);
+    }
+    if (some) return launch_linear<F, 2, 1, kAhead + 1, 2>(card, args);
+    return launch_linear<F, 2, 1, 1, 3>(card, args);
   }
-  if (args.n_rows <= 16) {
-    if constexpr (kBf16 || kWide) return launch_linear<F, 2, 2, 1, 1, 2>(card, args);
-    return launch_linear<F, 4, 2, 1, 1, 2>(card, args);
+  constexpr int kPair = kWide ? 1 : 2;
+  if (args.n_rows > 16) return launch_linear<F, 2, 4, kPair, 1>(card, args);
+  if constexpr (kBf16) {
+    if (few) return launch_linear<F, 1, 2, 2, 3>(card, args);
+    return launch_linear<F, 2, 2, 1, 2>(card, args);
   }
-  if constexpr (kBf16) return launch_linear<F, 1, 4, 2, 1, 2>(card, args);
-  constexpr int kAhead = is_affine4(F) ? 3 : 2;
-  return launch_linear<F, 1, 4, 1, kAhead, 2>(card, args);
+  launch_linear<F, 2, 2, kPair, 2>(card, args);
 }
 
 }  // namespace
 
 void CudaBackend::reserve_linear(const CudaWeight& w, int max_rows) {
   activation_rows(max_rows, w.k(), true, true, true);
-  for (const WeightPart& part : w.parts) {
-    if (part.split_bits > 0) split_scratch(part, true);
-  }
   reserve_many_rows(w, max_rows);
-}
-
-CudaBackend::SplitScratch CudaBackend::split_scratch(const WeightPart& part, bool may_grow) {
-  constexpr int kMostColumns = kRowsAtOnce / 8, kMostTogether = 4;
-  const size_t pairs = size_t(part.tiles + kMostTogether) * kMostColumns;
-  return {reinterpret_cast<float4*>(
-              partials_.need((pairs << part.split_bits) * kWarp * sizeof(float4), may_grow)),
-          reinterpret_cast<unsigned*>(counters_.need(pairs * sizeof(unsigned), may_grow))};
 }
 
 ActivationRows CudaBackend::activation_rows(int rows, int k, bool bf16, bool f16, bool may_grow) {
@@ -361,7 +313,6 @@ void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& 
       product_of_many(x, part, bias, y, add);
       continue;
     }
-    const SplitScratch scratch = part.split_bits == 0 ? SplitScratch{} : split_scratch(part, may_grow());
     for (int first = 0; first < y.rows; first += kRowsAtOnce) {
       const int n = std::min(kRowsAtOnce, y.rows - first);
       LinearArgs args{.weights = part.data,
@@ -371,9 +322,6 @@ void CudaBackend::product(const ActivationRows& x, View rows, const CudaWeight& 
                       .tiles = part.tiles,
                       .groups = part.groups,
                       .n_units = 0,
-                      .split_bits = part.split_bits,
-                      .partials = scratch.partials,
-                      .counters = scratch.counters,
                       .y = rows_of(y.row_range(first, n)),
                       .first_column = part.first,
                       .bias = bias,

@@ -14,11 +14,12 @@ struct Record {
   uint4 words[kWords];
   uint4 scales[is_wide(F) ? 2 : 1];  // narrow: .x, .y alone; dense: not used
 
-  __device__ __forceinline__ void load(const std::byte* record) {
+  // `at`: own_part() of the record.
+  __device__ __forceinline__ void load(const std::byte* at) {
     const int lane = lane_id();
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = stream_load(record + i * 512 + lane * 16);
-    const std::byte* pairs = record + code_bytes(F);
+    for (int i = 0; i < kWords; ++i) words[i] = stream_load(at + i * 512);
+    const std::byte* pairs = at + (code_bytes(F) - lane * 16);
     if constexpr (is_wide(F)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) scales[half] = stream_load(pairs + half * 128 + lane / 4 * 16);
@@ -26,6 +27,59 @@ struct Record {
       const uint2 s = __ldg(reinterpret_cast<const uint2*>(pairs + lane / 4 * 8));
       scales[0].x = s.x;
       scales[0].y = s.y;
+    }
+  }
+  // Where this lane's codes begin: what a loop counts on, so that it need not add the lane each time.
+  static __device__ __forceinline__ const std::byte* own_part(const std::byte* record) {
+    return record + lane_id() * 16;
+  }
+};
+
+// Where a warp stands in the activations: this lane's values and stats of a group.
+template <LinearFormat F>
+struct InputPlace {
+  const uint16_t* values;
+  const float2* stats;
+
+  __device__ __forceinline__ void enter(const ActivationRows& x, int group) {
+    const int lane = lane_id();
+    const uint16_t* rows = F == LinearFormat::bf16 ? x.bf16 : x.f16;
+    values = rows + (int64_t(lane / 4) * x.groups + group) * kGroupColumns + lane % 4 * 8;
+    stats = x.stats + int64_t(group) * x.stats_rows + lane % 4 * 2;
+  }
+  __device__ __forceinline__ void next(const ActivationRows& x) {
+    values += kGroupColumns;
+    if (is_affine(F)) stats += x.stats_rows;
+  }
+};
+
+// kColumns times 8 rows and one group of activations on their way through shared memory, for one warp. A lane
+// brings and takes the same values, but for the stats.
+template <LinearFormat F, int kColumns>
+struct InputSlot {
+  uint4 values[kColumns][2][kWarp];
+  float4 stats[kColumns][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      values[n][0][lane_id()] = values[n][1][lane_id()] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  // Rows [first, end) of x; others stay as they are.
+  __device__ __forceinline__ void ask(const ActivationRows& x, const InputPlace<F>& from, int first,
+                                      int end) {
+    const int lane = lane_id(), g = lane / 4;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      if (n * 8 + g >= first && n * 8 + g < end) {
+        const uint16_t* at = from.values + int64_t(n * 8) * x.groups * kGroupColumns;
+        copy_ahead_shared(&values[n][0][lane], at);
+        copy_ahead_shared(&values[n][1][lane], at + 32);
+      }
+      if (is_affine(F) && lane < 4 && n * 8 + 2 * lane < end) {
+        copy_ahead_shared(&stats[n][lane], from.stats + n * 8);
+      }
     }
   }
 };
@@ -38,16 +92,8 @@ struct Input {
   uint32_t b[4][2];
   float step[2], shift[2];
 
-  // `row` is this lane's g.
-  __device__ __forceinline__ void load(const ActivationRows& x, int row, bool there, int group) {
-    const int t = lane_id() % 4;
-    uint4 first = make_uint4(0, 0, 0, 0), second = first;
-    if (there) {
-      const uint16_t* rows = F == LinearFormat::bf16 ? x.bf16 : x.f16;
-      const uint16_t* at = rows + (int64_t(row) * x.groups + group) * kGroupColumns + t * 8;
-      first = *reinterpret_cast<const uint4*>(at);
-      second = *reinterpret_cast<const uint4*>(at + 32);
-    }
+  // This lane's columns of its row: 8 t .. 8 t + 7 of the group and of its second half.
+  __device__ __forceinline__ void set_values(uint4 first, uint4 second) {
     b[0][0] = first.x;
     b[0][1] = first.y;
     b[1][0] = first.z;
@@ -56,14 +102,19 @@ struct Input {
     b[2][1] = second.y;
     b[3][0] = second.z;
     b[3][1] = second.w;
-    if constexpr (is_affine(F)) {
-      const float4 s =
-          *reinterpret_cast<const float4*>(x.stats + int64_t(group) * x.stats_rows + row / 8 * 8 + 2 * t);
-      step[0] = s.x;
-      shift[0] = s.y;
-      step[1] = s.z;
-      shift[1] = s.w;
-    }
+  }
+  // Of rows 2 t and 2 t + 1.
+  __device__ __forceinline__ void set_stats(float4 s) {
+    step[0] = s.x;
+    shift[0] = s.y;
+    step[1] = s.z;
+    shift[1] = s.w;
+  }
+  // The n-th 8 rows of a slot that has arrived.
+  template <int kColumns>
+  __device__ __forceinline__ void take(const InputSlot<F, kColumns>& slot, int n) {
+    set_values(slot.values[n][0][lane_id()], slot.values[n][1][lane_id()]);
+    if constexpr (is_affine(F)) set_stats(slot.stats[n][lane_id() % 4]);
   }
 };
 

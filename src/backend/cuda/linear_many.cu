@@ -42,7 +42,6 @@ struct ManyArgs {
   ActivationRows x;
   int n_rows, n_outputs;  // rows of x; rows of the part
   int tiles, groups;
-  int part_bits;   // the columns' parts: 1 << part_bits
   int split_bits;  // blocks that share a tile: 1 << split_bits
   int row_blocks, n_items;
   int n_levels, shared_levels;
@@ -64,13 +63,13 @@ struct Item {
     const int rest = item / a.row_blocks;
     split = rest & ((1 << a.split_bits) - 1);
     tile_block = rest >> a.split_bits;
-    n_parts = 1 << (a.part_bits - a.split_bits);
+    n_parts = 1 << (kLinearWarpBits - a.split_bits);
     first_part = split * n_parts;
   }
 };
 
 __device__ __forceinline__ int first_group(const ManyArgs& a, int part) {
-  return int(int64_t(part) * a.groups >> a.part_bits);
+  return int(int64_t(part) * a.groups >> kLinearWarpBits);
 }
 
 // Where a thread's copies come from, item after item, group after group; places count 16 bytes.
@@ -167,21 +166,10 @@ __device__ __forceinline__ void load_input(Input<F>& x, const std::byte* stage, 
   const std::byte* row = stage + Stage<F>::kRecords + (first + g) * kGroupColumns * 2 + t * 16;
   const int exchanged = g % 2 * 64;
   const uint4 low = load16(row + exchanged), high = load16(row + (64 - exchanged));
-  x.b[0][0] = low.x;
-  x.b[0][1] = low.y;
-  x.b[1][0] = low.z;
-  x.b[1][1] = low.w;
-  x.b[2][0] = high.x;
-  x.b[2][1] = high.y;
-  x.b[3][0] = high.z;
-  x.b[3][1] = high.w;
+  x.set_values(low, high);
   if constexpr (is_affine(F)) {
     const std::byte* stats = stage + Stage<F>::kRecords + Stage<F>::kRows;
-    const float4 s = *reinterpret_cast<const float4*>(stats + (first + 2 * t) * sizeof(float2));
-    x.step[0] = s.x;
-    x.shift[0] = s.y;
-    x.step[1] = s.z;
-    x.shift[1] = s.w;
+    x.set_stats(*reinterpret_cast<const float4*>(stats + (first + 2 * t) * sizeof(float2)));
   }
 }
 
@@ -349,19 +337,18 @@ __global__ void __launch_bounds__(kThreads, 1) many_rows_kernel(const __grid_con
 // How many blocks share a tile: what is done soonest, in groups of a block. A block's stores cost it some 2
 // of them, sums that travel 4.
 struct Plan {
-  int part_bits = 0, split_bits = 0, row_blocks = 0, tile_blocks = 0, n_items = 0, n_blocks = 0;
+  int split_bits = 0, row_blocks = 0, tile_blocks = 0, n_items = 0, n_blocks = 0;
   int n_levels = 0, shared_levels = 0;
   size_t shared_bytes = 0, levels_bytes = 0, partials_bytes = 0, counters_bytes = 0;
 };
 Plan plan_for(const WeightPart& part, int rows, const CardInfo& card) {
   const int n_sms = card.n_sms;
   Plan p;
-  p.part_bits = part.split_bits + kLinearWarpBits;
   p.row_blocks = (rows + kBlockRows - 1) / kBlockRows;
   p.tile_blocks = (part.tiles + kBlockTiles - 1) / kBlockTiles;
   const int64_t tiles = int64_t(p.row_blocks) * p.tile_blocks;
   double least = 0;
-  for (int bits = 0; bits <= std::min(kMostSplitBits, p.part_bits); ++bits) {
+  for (int bits = 0; bits <= std::min(kMostSplitBits, kLinearWarpBits); ++bits) {
     const int64_t rounds = ((tiles << bits) + n_sms - 1) / n_sms;
     const double cost = double(rounds) * (double(part.groups) / double(1 << bits) + (bits == 0 ? 2 : 4));
     if (bits > 0 && cost >= least) continue;
@@ -372,7 +359,7 @@ Plan plan_for(const WeightPart& part, int rows, const CardInfo& card) {
            part.n);
   p.n_items = int(tiles << p.split_bits);
   p.n_blocks = std::min(p.n_items, n_sms);
-  p.n_levels = p.part_bits - p.split_bits;
+  p.n_levels = kLinearWarpBits - p.split_bits;
   by_format(part.format, [&](auto format) { p.shared_bytes = size_t{kStages} * Stage<format()>::kBytes; });
   while (p.shared_levels < p.n_levels &&
          p.shared_bytes + kSumsBytes + kOtherShared <= size_t(card.shared_bytes)) {
@@ -413,7 +400,6 @@ void CudaBackend::product_of_many(const ActivationRows& x, const WeightPart& par
                       .n_outputs = part.n,
                       .tiles = part.tiles,
                       .groups = part.groups,
-                      .part_bits = p.part_bits,
                       .split_bits = p.split_bits,
                       .row_blocks = p.row_blocks,
                       .n_items = p.n_items,

@@ -17,7 +17,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = kLinearWarps * kWarp;
-constexpr int kMaxTopK = 32, kMostLogits = 16;  // of a lane: 512 experts
+constexpr int kMaxTopK = 32, kMaxExperts = 512;
 constexpr int kMaxParts = 4;
 
 struct RouteArgs {
@@ -28,63 +28,54 @@ struct RouteArgs {
   int64_t ids_stride;
   MutRows weights;
 };
-// One warp per row.
-__global__ void route_kernel(const __grid_constant__ RouteArgs a) {
-  wait_for_inputs();
+// A block per row. An expert's rank is the number of those that beat it: a higher logit, or the same and a
+// lower id; NaN counts as lowest. So there are no rounds that wait for each other.
+__global__ void __launch_bounds__(kThreads) route_kernel(const __grid_constant__ RouteArgs a) {
+  __shared__ float4 four_logits[kMaxExperts / 4];
   __shared__ int chosen[kMaxTopK];
   __shared__ float chosen_logit[kMaxTopK];
+  __shared__ float of_warp[kLinearWarps];
   const int row = int(blockIdx.x), lane = lane_id();
-  const float* logits = a.logits.row(row);
-  float mine[kMostLogits];  // of experts lane, lane + 32, ..
-#pragma unroll
-  for (int n = 0; n < kMostLogits; ++n) {
-    const float l = n * kWarp + lane < a.n_experts ? logits[n * kWarp + lane] : -INFINITY;
-    mine[n] = l == l ? l : -INFINITY;  // NaN counts as lowest
+  auto* logits = reinterpret_cast<float*>(four_logits);
+  let_next_start();
+  wait_for_inputs();
+  for (int e = int(threadIdx.x); e < kMaxExperts; e += kThreads) {
+    const float l = e < a.n_experts ? a.logits.row(row)[e] : -INFINITY;
+    logits[e] = l == l ? l : -INFINITY;
   }
-  // The next lower choice each round: lower logit, or the same logit and a higher id.
-  float last = INFINITY;
-  int last_id = -1;
-  for (int i = 0; i < a.top_k; ++i) {
-    float best = -INFINITY;
-    int best_id = a.n_experts;
-#pragma unroll
-    for (int n = 0; n < kMostLogits; ++n) {
-      const int e = n * kWarp + lane;
-      const float l = mine[n];
-      const bool left = e < a.n_experts && (l < last || (l == last && e > last_id));
-      if (left && (l > best || best_id == a.n_experts)) {
-        best = l;
-        best_id = e;
-      }
+  __syncthreads();
+  for (int e = int(threadIdx.x); e < a.n_experts; e += kThreads) {
+    const float mine = logits[e];
+    const int warp_first = e - lane, warp_end = min(warp_first + kWarp, a.n_experts);
+    int rank = 0;
+    for (int j = 0; j < warp_first; j += 4) {
+      const float4 l = four_logits[j / 4];
+      rank += (l.x >= mine) + (l.y >= mine) + (l.z >= mine) + (l.w >= mine);
     }
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      const float other = __shfl_xor_sync(kAllLanes, best, distance);
-      const int other_id = __shfl_xor_sync(kAllLanes, best_id, distance);
-      const bool take = other_id < a.n_experts &&
-                        (best_id == a.n_experts || other > best || (other == best && other_id < best_id));
-      best = take ? other : best;
-      best_id = take ? other_id : best_id;
+    for (int j = warp_first; j < warp_end; ++j) rank += logits[j] > mine || (logits[j] == mine && j < e);
+    for (int j = warp_end; j < a.n_experts; j += 4) {  // what lies beyond beats nobody
+      const float4 l = four_logits[j / 4];
+      rank += (l.x > mine) + (l.y > mine) + (l.z > mine) + (l.w > mine);
     }
-    last = best;
-    last_id = best_id;
-    if (lane == 0) {
-      chosen[i] = best_id;
-      chosen_logit[i] = best;
+    if (rank < a.top_k) {
+      chosen[rank] = e;
+      chosen_logit[rank] = mine;
     }
   }
-  __syncwarp();
+  __syncthreads();
   const float highest = chosen_logit[0];
   float total = 0;
   if (a.normalise) {
-    for (int i = 0; i < a.top_k; ++i) total += exp_(chosen_logit[i] - highest);
+    total = warp_sum(lane < a.top_k ? exp_(chosen_logit[lane] - highest) : 0.0f);
   } else {
-#pragma unroll
-    for (int n = 0; n < kMostLogits; ++n) {
-      if (n * kWarp + lane < a.n_experts) total += exp_(mine[n] - highest);
-    }
+    for (int e = int(threadIdx.x); e < a.n_experts; e += kThreads) total += exp_(logits[e] - highest);
     total = warp_sum(total);
+    if (lane == 0) of_warp[warp_id()] = total;
+    __syncthreads();
+    total = 0;
+    for (int w = 0; w < kLinearWarps; ++w) total += of_warp[w];
   }
-  if (lane < a.top_k) {
+  if (warp_id() == 0 && lane < a.top_k) {
     int place = 0;  // among the chosen in ascending order
     for (int i = 0; i < a.top_k; ++i) place += chosen[i] < chosen[lane];
     a.ids[row * a.ids_stride + place] = chosen[lane];
@@ -105,36 +96,61 @@ struct UpArgs {
   float* shared_score;  // out [rows]: shared_gate x
 };
 
+// A row is one of two of a pair, the first columns of the tensor cores' operand: its stats lie aligned then.
+__device__ __forceinline__ ActivationRows pair_of(const ActivationRows& x, int row) {
+  return x.from_row(row / 2 * 2);
+}
+// The row's sums of outputs g and g + 8, in the lanes of t = 0.
+__device__ __forceinline__ float2 own_sums(const float (&acc)[4], int row) {
+  return row % 2 == 0 ? make_float2(acc[0], acc[2]) : make_float2(acc[1], acc[3]);
+}
+
+template <LinearFormat F, int kAhead>
+using Slots = InputSlot<F, 1>[kLinearWarps][kAhead];
+
 // Adds to acc what this warp's part of the columns gives: kTiles tiles whose records begin at `at`, row `row`
 // of x.
-template <LinearFormat F, int kTiles>
+template <LinearFormat F, int kTiles, int kAhead>
 __device__ __forceinline__ void stream_row(const std::byte* const (&at)[kTiles], const ActivationRows& x,
-                                           int row, int groups, float (&acc)[kTiles][1][4]) {
-  const int warp = warp_id(), g = lane_id() / 4;
+                                           int row, int groups, InputSlot<F, 1> (&slots)[kAhead],
+                                           float (&acc)[kTiles][1][4]) {
+  const int warp = warp_id();
   const int first = warp * groups / kLinearWarps, end = (warp + 1) * groups / kLinearWarps;
-  constexpr int kAhead = F == LinearFormat::bf16 || is_wide(F) ? 2 : 6 / kTiles;
-  Record<F> ahead[kAhead][kTiles];
-  const auto fetch = [&](Record<F>(&records)[kTiles], int group) {
-    if (group >= end) return;
+  const ActivationRows pair = pair_of(x, row);
+  InputPlace<F> input;
+  input.enter(pair, first);
+  const std::byte* own[kTiles];
 #pragma unroll
-    for (int r = 0; r < kTiles; ++r) records[r].load(at[r] + int64_t(group) * record_bytes(F));
+  for (int r = 0; r < kTiles; ++r) own[r] = Record<F>::own_part(at[r]);
+  Record<F> ahead[kAhead][kTiles];
+  const auto fetch = [&](int i, int group) {
+    if (group < end) {
+      slots[i].ask(pair, input, row % 2, row % 2 + 1);
+      input.next(pair);
+#pragma unroll
+      for (int r = 0; r < kTiles; ++r) ahead[i][r].load(own[r] + int64_t(group) * record_bytes(F));
+    }
+    commit_copies();
   };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) fetch(ahead[i], first + i);
+  for (int i = 0; i < kAhead; ++i) {
+    slots[i].clear();
+    fetch(i, first + i);
+  }
   for (int base = first; base < end; base += kAhead) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (base + i >= end) break;
-      Input<F> b[1];
-      b[0].load(x, row / 8 * 8 + g, g == row % 8, base + i);
-      multiply_group<F, kTiles, 1>(ahead[i], b, acc);
-      fetch(ahead[i], base + i + kAhead);
+      wait_for_copies<kAhead - 1>();
+      __syncwarp();
+      if (base + i < end) {
+        Input<F> b[1];
+        b[0].take(slots[i], 0);
+        multiply_group<F, kTiles, 1>(ahead[i], b, acc);
+      }
+      __syncwarp();  // all lanes have read what is replaced now
+      fetch(i, base + i + kAhead);
     }
   }
-}
-
-__device__ __forceinline__ float2 own_sums(const float (&acc)[4], int row) {
-  return row % 2 == 0 ? make_float2(acc[0], acc[2]) : make_float2(acc[1], acc[3]);
 }
 
 // A tile's sums of outputs g and g + 8 over all warps.
@@ -150,11 +166,13 @@ __device__ __forceinline__ float2 tree_of_warps(float2 (&of_warps)[kLinearWarps]
 }
 
 template <LinearFormat F>
-__global__ void __launch_bounds__(kThreads, 2) expert_up_kernel(const __grid_constant__ UpArgs a) {
+__global__ void __launch_bounds__(kThreads, 3) expert_up_kernel(const __grid_constant__ UpArgs a) {
+  constexpr int kAhead = F == LinearFormat::bf16 || is_wide(F) ? 1 : 2;
+  __shared__ Slots<F, kAhead> slots;
   __shared__ float2 of_warps[kLinearWarps][2][8];
   const int row = int(blockIdx.z), slot = int(blockIdx.y), g = lane_id() / 4, t = lane_id() % 4;
-  wait_for_inputs();
   let_next_start();
+  wait_for_inputs();
   const bool is_score = slot == a.slots, is_shared = slot == a.top_k;
   if (is_score && blockIdx.x > 0) return;
   const ExpertPart part = is_score ? a.shared_gate : is_shared ? a.shared : a.routed;
@@ -170,8 +188,8 @@ __global__ void __launch_bounds__(kThreads, 2) expert_up_kernel(const __grid_con
   const std::byte* base = part.data + expert * part.tiles * of_tile;
   const std::byte* const at[2] = {base + tile * of_tile, base + (is_score ? 0 : half + tile) * of_tile};
   float acc[2][1][4] = {};
-  stream_row<F, 2>(at, a.x, row, part.groups, acc);
-  if (t == row % 8 / 2) {
+  stream_row<F, 2>(at, a.x, row, part.groups, slots[warp_id()], acc);
+  if (t == 0) {
     of_warps[warp_id()][0][g] = own_sums(acc[0][0], row);
     of_warps[warp_id()][1][g] = own_sums(acc[1][0], row);
   }
@@ -199,27 +217,87 @@ struct DownArgs {
   MutRows residual;
   int n_outputs;
 };
+// Where a warp stands in its records of all slots, one after the other.
+template <LinearFormat F>
+struct DownPlace {
+  int slot, group, end;
+  const std::byte* at;
+
+  // The first slot from `first` on of which the warp has a part. `experts`: of slot s in lane s.
+  __device__ __forceinline__ void enter(const DownArgs& a, int first, int experts) {
+    for (slot = first; slot < a.slots; ++slot) {
+      const bool is_shared = slot == a.top_k;
+      const ExpertPart part = is_shared ? a.shared : a.routed;
+      const int expert = __shfl_sync(kAllLanes, experts, slot & (kWarp - 1));
+      group = warp_id() * part.groups / kLinearWarps;
+      end = (warp_id() + 1) * part.groups / kLinearWarps;
+      if (group == end) continue;
+      const int64_t tile = int64_t(is_shared ? 0 : expert) * part.tiles + int(blockIdx.x);
+      at = Record<F>::own_part(part.data + (tile * part.groups + group) * record_bytes(F));
+      return;
+    }
+  }
+};
+
 template <LinearFormat F>
 __global__ void __launch_bounds__(kThreads, 2) expert_down_kernel(const __grid_constant__ DownArgs a) {
+  constexpr int kAhead = F == LinearFormat::bf16 || is_wide(F) ? 3 : 5;
   __shared__ float2 of_warps[kLinearWarps][1][8];
-  const int row = int(blockIdx.y), tile = int(blockIdx.x), g = lane_id() / 4, t = lane_id() % 4;
-  wait_for_inputs();
+  __shared__ Slots<F, kAhead> all_slots;
+  InputSlot<F, 1>(&slots)[kAhead] = all_slots[warp_id()];
+  const int row = int(blockIdx.y), tile = int(blockIdx.x), lane = lane_id(), g = lane / 4, t = lane % 4;
   let_next_start();
+  wait_for_inputs();
+  const int experts = lane < a.top_k ? a.ids[row * a.ids_stride + lane] : 0;
+  const float weights = lane < a.top_k ? a.choice_weights.row(row)[lane] : 0.0f;
+  const float shared_weight = a.slots > a.top_k ? sigmoid(a.shared_score[row]) : 0.0f;
+
+  DownPlace<F> load;
+  load.enter(a, 0, experts);
+  Record<F> ahead[kAhead][1];
+  const auto fetch = [&](int i) {
+    if (load.slot < a.slots) {
+      const int input = row * a.slots + load.slot;
+      const ActivationRows pair = pair_of(a.rounded, input);
+      InputPlace<F> from;
+      from.enter(pair, load.group);
+      slots[i].ask(pair, from, input % 2, input % 2 + 1);
+      ahead[i][0].load(load.at);
+      load.at += record_bytes(F);
+      if (++load.group == load.end) load.enter(a, load.slot + 1, experts);
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    slots[i].clear();
+    fetch(i);
+  }
+  DownPlace<F> at;
+  at.enter(a, 0, experts);
   float2 sum = make_float2(0.0f, 0.0f);
-  for (int slot = 0; slot < a.slots; ++slot) {
-    const bool is_shared = slot == a.top_k;
-    const ExpertPart part = is_shared ? a.shared : a.routed;
-    const int64_t expert = is_shared ? 0 : a.ids[row * a.ids_stride + slot];
-    const float weight = is_shared ? sigmoid(a.shared_score[row]) : a.choice_weights.row(row)[slot];
-    const std::byte* const at[1] = {part.data +
-                                    (expert * part.tiles + tile) * part.groups * int64_t(record_bytes(F))};
-    float acc[1][1][4] = {};
-    stream_row<F, 1>(at, a.rounded, row * a.slots + slot, part.groups, acc);
-    const float2 v = own_sums(acc[0][0], row * a.slots + slot);
-    // Slots lie in different columns: those of the lane that has this one's go to the lanes of t = 0.
-    const int from = g * 4 + (row * a.slots + slot) % 8 / 2;
-    sum.x = fmaf(weight, __shfl_sync(kAllLanes, v.x, from), sum.x);
-    sum.y = fmaf(weight, __shfl_sync(kAllLanes, v.y, from), sum.y);
+  float acc[1][1][4] = {};
+  while (at.slot < a.slots) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (at.slot >= a.slots) break;
+      wait_for_copies<kAhead - 1>();
+      __syncwarp();
+      Input<F> x[1];
+      x[0].take(slots[i], 0);
+      multiply_group<F, 1, 1>(ahead[i], x, acc);
+      __syncwarp();  // all lanes have read what is replaced now
+      fetch(i);
+      if (++at.group < at.end) continue;
+      const float2 of_slot = own_sums(acc[0][0], row * a.slots + at.slot);
+      const float weight =
+          at.slot == a.top_k ? shared_weight : __shfl_sync(kAllLanes, weights, at.slot & (kWarp - 1));
+      sum.x = fmaf(weight, of_slot.x, sum.x);
+      sum.y = fmaf(weight, of_slot.y, sum.y);
+#pragma unroll
+      for (float& v : acc[0][0]) v = 0;
+      at.enter(a, at.slot + 1, experts);
+    }
   }
   if (t == 0) of_warps[warp_id()][0][g] = sum;
   __syncthreads();
@@ -280,6 +358,7 @@ struct AnyUpArgs {
   float* shared_score;
 };
 __global__ void any_up_kernel(const __grid_constant__ AnyUpArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int row = int(blockIdx.z), slot = int(blockIdx.y), output = int(blockIdx.x);
   const bool is_score = slot == a.slots, is_shared = slot == a.top_k;
@@ -315,6 +394,7 @@ struct AnyDownArgs {
   MutRows residual;
 };
 __global__ void any_down_kernel(const __grid_constant__ AnyDownArgs a) {
+  let_next_start();
   wait_for_inputs();
   const int row = int(blockIdx.y), output = int(blockIdx.x);
   float total[8] = {};
@@ -373,9 +453,9 @@ size_t expert_bytes(int rows, int slots, int inner_stride) {
 }  // namespace
 
 void CudaBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView weights) {
-  TD_CHECK(ids.cols <= kMaxTopK && logits.cols <= kMostLogits * kWarp,
-           "%d of %d experts a row, at most %d of %d", ids.cols, logits.cols, kMaxTopK, kMostLogits * kWarp);
-  card_->launch(route_kernel, {unsigned(logits.rows)}, kWarp, 0,
+  TD_CHECK(ids.cols <= kMaxTopK && logits.cols <= kMaxExperts, "%d of %d experts a row, at most %d of %d",
+           ids.cols, logits.cols, kMaxTopK, kMaxExperts);
+  card_->launch(route_kernel, {unsigned(logits.rows)}, kThreads, 0,
                 RouteArgs{rows_of(logits), logits.cols, ids.cols, normalise, static_cast<int32_t*>(ids.data),
                           ids.stride, rows_of(weights)});
 }

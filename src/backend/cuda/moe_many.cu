@@ -84,14 +84,7 @@ __device__ __forceinline__ void load_rows(Input<F>& in, const ActivationRows& x,
     low = *reinterpret_cast<const uint4*>(at);
     high = *reinterpret_cast<const uint4*>(at + 32);
   }
-  in.b[0][0] = low.x;
-  in.b[0][1] = low.y;
-  in.b[1][0] = low.z;
-  in.b[1][1] = low.w;
-  in.b[2][0] = high.x;
-  in.b[2][1] = high.y;
-  in.b[3][0] = high.z;
-  in.b[3][1] = high.w;
+  in.set_values(low, high);
   if constexpr (is_affine(F)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -121,7 +114,9 @@ __device__ __forceinline__ void stream_rows(const std::byte* const (&at)[kTiles]
   const auto fetch = [&](Record<F>(&records)[kTiles], int group) {
     if (group >= end) return;
 #pragma unroll
-    for (int r = 0; r < kTiles; ++r) records[r].load(at[r] + int64_t(group) * record_bytes(F));
+    for (int r = 0; r < kTiles; ++r) {
+      records[r].load(Record<F>::own_part(at[r] + int64_t(group) * record_bytes(F)));
+    }
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) fetch(ahead[i], first + i);

@@ -16,32 +16,12 @@ namespace {
 // Blocks that take several tiles read past the last one (linear.cu).
 constexpr size_t kSlackTiles = 4;
 constexpr int kThreads = 128;
-constexpr int kTilesAtOnce = 2;  // of a block, in the mean
-constexpr int kProcessors =
-    132;  // that plans have in mind; not those of the card, which must not change a sum
 
 LinearFormat format_of(const HostMatrix& m) {
   if (!m.affine()) return m.dtype == DType::bf16 ? LinearFormat::bf16 : LinearFormat::f32;
   const bool wide = m.scale_dtype != DType::bf16 || m.group < kGroupColumns;
   if (m.bits > 4) return wide ? LinearFormat::affine8_wide : LinearFormat::affine8;
   return wide ? LinearFormat::affine4_wide : LinearFormat::affine4;
-}
-
-// The split that keeps all processors busy to the end, with as few partial sums as that allows. Below two
-// blocks for each processor too few loads are under way.
-int split_bits_for(int tiles, int groups) {
-  int best = 0;
-  double least = 1e9;
-  for (int bits = 0; bits <= 3; ++bits) {
-    if (bits > 0 && groups < 2 * kLinearWarps << bits) break;
-    const double rounds = double(tiles) * (1 << bits) / kTilesAtOnce / kProcessors;
-    const double cost = std::ceil(rounds) / rounds + 0.12 * bits + 0.3 * std::max(0.0, 1.9 - rounds);
-    if (cost < least - 0.01) {
-      least = cost;
-      best = bits;
-    }
-  }
-  return best;
 }
 
 struct PlaceArgs {
@@ -273,7 +253,6 @@ std::vector<WeightPart> parts_of(const PackRequest& request, int n, int k) {
   for (WeightPart& part : parts) {
     part.tiles = (part.n + kTileRows - 1) / kTileRows;
     part.groups = (k + kGroupColumns - 1) / kGroupColumns;
-    part.split_bits = request.n_experts > 1 ? 0 : split_bits_for(part.tiles, part.groups);
     const size_t of_tile = part.format == LinearFormat::f32
                                ? size_t(kTileRows) * size_t(k) * sizeof(float)
                                : size_t(part.groups) * size_t(record_bytes(part.format));

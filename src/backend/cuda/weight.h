@@ -22,9 +22,8 @@ namespace tandem::cuda {
 
 constexpr int kTileRows = 16;
 constexpr int kGroupColumns = 64;
-constexpr int kLinearWarpBits = 3,
-              kLinearWarps =
-                  1 << kLinearWarpBits;  // a block of the matrix product cuts its columns into as many parts
+constexpr int kLinearWarpBits = 3;
+constexpr int kLinearWarps = 1 << kLinearWarpBits;  // as many parts a product's columns are cut into
 
 enum class LinearFormat : uint8_t { bf16, affine8, affine8_wide, affine4, affine4_wide, f32 };
 
@@ -49,9 +48,6 @@ struct WeightPart {
   int first = 0, n = 0;
   int tiles = 0, groups = 0;  // of an expert
   bool takes_f16() const { return is_affine(format); }
-  // How a product is cut (the order of its sums, so by shape alone): columns into n_splits x kLinearWarps
-  // parts.
-  int split_bits = 0;  // n_splits = 1 << split_bits
   std::byte* data = nullptr;
   size_t bytes = 0;  // all experts
 };
