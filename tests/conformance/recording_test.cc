@@ -183,6 +183,40 @@ TEST_P(Recording, StepsOfARunAreReplayedTogether) {
   }
 }
 
+// Owners come and go: what was recorded of kinds that went is made anew.
+TEST_P(Recording, MoreKindsOfStepsThanABackendKeeps) {
+  Memory out(*backend_, kColumns * 4), plain_out(*backend_, kColumns * 4);
+  struct Body {
+    Backend* backend;
+    const Weight* table;
+    std::vector<int32_t> ids;
+    MutView row;
+    void work() const { backend->embed(*table, ids, row); }
+  };
+  const SeqStep seq{.n_rows = 1};
+  const Step step{.path = Path::decode, .n_rows = 1, .seqs = {&seq, 1}};
+  const auto row = [&](uint64_t owner) {
+    const std::vector<int32_t> ids = tokens(1);
+    Body body{backend_.get(), weight_.get(), ids, {out.data(), DType::f32, 1, kColumns, kColumns}};
+    backend_->run({.owner = owner,
+                   .steps = {&step, 1},
+                   .ids = body.ids,
+                   .body = [](void* b) { static_cast<Body*>(b)->work(); },
+                   .context = &body});
+    Body{backend_.get(), weight_.get(), ids, {plain_out.data(), DType::f32, 1, kColumns, kColumns}}.work();
+    return same_bits(out.read_floats(0, 1, kColumns), plain_out.read_floats(0, 1, kColumns));
+  };
+  const uint64_t often = new_step_owner();
+  std::vector<uint64_t> others;
+  for (int i = 0; i < 600; ++i) others.push_back(new_step_owner());
+  for (int turn = 0; turn < 2; ++turn) {
+    for (const uint64_t owner : others) {
+      for (int i = 0; i < 2; ++i) ASSERT_TRUE(row(owner));
+      ASSERT_TRUE(row(often));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Recording, testing::ValuesIn(all_backends()), test_name);
 
 }  // namespace

@@ -147,12 +147,6 @@ class CudaBackend final : public Backend {
   static size_t many_experts_bytes(int rows, int slots);
   void experts_of_many(const MoeExperts& args, const ActivationRows& x, const ExpertScratch& scratch,
                        bool score_too);
-  struct SplitScratch {
-    float4* partials = nullptr;
-    unsigned* counters = nullptr;
-  };
-  // For a product that several blocks share.
-  SplitScratch split_scratch(const WeightPart& part, bool may_grow);
   void reserve_linear(const CudaWeight& w, int max_rows);
   // linear_many.cu: products of many rows, with the bits of the others.
   static bool is_many(int rows);
@@ -179,7 +173,12 @@ class CudaBackend final : public Backend {
   const int32_t* staged_ids_ = nullptr;  // the tokens that it brought along
   const int32_t* chosen_ids_ = nullptr;  // tokens that lie on the card, of embed_chosen()
   bool recording_ = false;
-  std::map<RunKey, std::unique_ptr<Recording>> recordings_;
+  struct RunKind {
+    std::unique_ptr<Recording> recording;  // null until its second step
+    uint64_t last_use = 0;                 // by n_runs_
+  };
+  std::map<RunKey, RunKind> kinds_;
+  uint64_t n_runs_ = 0;
   int scratch_epoch_ = 0;  // changes when scratch moves
   std::pair<int, int> recordings_epoch_ = {0,
                                            0};  // what the recordings were made under: of stage, of scratch
@@ -190,7 +189,7 @@ class CudaBackend final : public Backend {
 
   // Scratch of the kernel families; each is used within one operation only.
   Scratchpad activations_;  // linear: x rounded
-  Scratchpad partials_;     // linear, attention: partial sums
+  Scratchpad partials_;     // products of many rows, attention: partial sums
   Scratchpad counters_;     // arrivals of blocks; zero between operations
   Scratchpad rows_;         // copy_rows, embed: row numbers given by the host
   Scratchpad experts_;      // moe

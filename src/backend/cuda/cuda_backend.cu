@@ -25,7 +25,7 @@ int bucket_of(int n_keys) {
 
 constexpr int kReservedSequences = 256;  // of the steps of a run; more make the table grow once
 constexpr size_t kLandingBytes = size_t{8} << 20;
-constexpr size_t kMaxRecordings = 512;  // then all are made anew: owners come and go
+constexpr size_t kMaxKinds = 512;  // of steps with a recording; then the one used longest ago goes
 
 // Decode steps with as many rows of each sequence, no trees.
 bool alike(const Step& a, const Step& b) {
@@ -186,9 +186,8 @@ void CudaBackend::run(const StepRun& run) {
   stage_.put(run.steps, run.ids);
   staged_ = run.steps;
   staged_ids_ = run.ids.empty() ? nullptr : run.ids.data();
-  if (const std::pair now(stage_.epoch(), scratch_epoch_);
-      recordings_epoch_ != now || recordings_.size() > kMaxRecordings) {
-    recordings_.clear();
+  if (const std::pair now(stage_.epoch(), scratch_epoch_); recordings_epoch_ != now) {
+    kinds_.clear();
     recordings_epoch_ = now;
   }
   if (run.steps[0].path == Path::prefill) {
@@ -196,8 +195,14 @@ void CudaBackend::run(const StepRun& run) {
   } else {
     // The first step of a kind runs as it is, which also makes whatever scratch it needs; the second is
     // recorded.
-    const auto [at, first] = recordings_.try_emplace(key_of(run));
-    std::unique_ptr<Recording>& recording = at->second;
+    const auto [at, first] = kinds_.try_emplace(key_of(run));
+    std::unique_ptr<Recording>& recording = at->second.recording;
+    at->second.last_use = ++n_runs_;
+    if (kinds_.size() > kMaxKinds) {
+      kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const auto& a, const auto& b) {
+        return a.second.last_use < b.second.last_use;
+      }));
+    }
     if (first) {
       run.body(run.context);
     } else {
