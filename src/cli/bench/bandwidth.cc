@@ -68,9 +68,7 @@ int run_bandwidth(Arguments args) {
               {.choices = names});
   flags.add_to(options, 10);
   if (const auto code = options.parse(args)) return *code;
-  const Result<std::vector<Json>> rows = bench(flags);
-  if (!rows.ok()) return fail(kCommand, rows.error().message);
-  return report(flags, kCommand, *rows);
+  return report(flags, kCommand, bench(flags));
 }
 
 }  // namespace tandem::bench

@@ -44,8 +44,9 @@ Result<LoadedModel> load(const BenchFlags& flags, const std::string& command, co
 Json row_of(const std::string& bench, const std::string& model, const std::string& backend, int threads);
 Json row_of(const std::string& bench, const std::string& model, const Backend& backend);
 
-// Prints the rows as a JSON array or as a table, and appends them to the ledger with time and machine.
-int report(const BenchFlags& flags, const std::string& command, const std::vector<Json>& rows);
+// How a bench ends: prints its rows as a JSON array or as a table, and appends them to the ledger with time
+// and machine; or says its error.
+int report(const BenchFlags& flags, const std::string& command, const Result<std::vector<Json>>& result);
 
 // A sequence that stands at `position` as if it had a prompt behind it: its memory is written, its contents
 // are zero. Errors: no room in the pool.

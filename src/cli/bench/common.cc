@@ -150,7 +150,9 @@ Status append_to_ledger(const std::string& path, const std::vector<Json>& rows) 
 
 }  // namespace
 
-int report(const BenchFlags& flags, const std::string& command, const std::vector<Json>& rows) {
+int report(const BenchFlags& flags, const std::string& command, const Result<std::vector<Json>>& result) {
+  if (!result.ok()) return fail(command, result.error().message);
+  const std::vector<Json>& rows = *result;
   if (flags.ledger) {
     if (const Status status = append_to_ledger(*flags.ledger, rows); !status.ok()) {
       return fail(command, status.error().message);

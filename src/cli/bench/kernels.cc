@@ -221,9 +221,7 @@ Result<std::vector<Json>> bench(const Flags& flags) {
 int run_kernels(Arguments args) {
   Flags flags;
   if (const auto code = parse(flags, args)) return *code;
-  const Result<std::vector<Json>> rows = bench(flags);
-  if (!rows.ok()) return fail(kCommand, rows.error().message);
-  return report(flags.common, kCommand, *rows);
+  return report(flags.common, kCommand, bench(flags));
 }
 
 }  // namespace tandem::bench

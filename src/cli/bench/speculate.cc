@@ -189,8 +189,8 @@ int run_speculate(Arguments args) {
   Flags flags;
   if (const auto code = parse(flags, args)) return *code;
   const Result<std::vector<Json>> rows = bench(flags);
-  if (!rows.ok()) return fail(kCommand, rows.error().message);
-  const int code = report(flags.common, kCommand, *rows);
+  const int code = report(flags.common, kCommand, rows);
+  if (!rows.ok()) return code;
   const bool lossy = (flags.speculation.accept != "coupled" && flags.temperature.value_or(0) > 0) ||
                      flags.common.backend.delta != "exact";
   for (const Json& row : *rows) {
