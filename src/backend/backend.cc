@@ -66,6 +66,19 @@ void check_delta(const DeltaShape& s, const DeltaState& state) {
            "delta state without memory");
 }
 
+void check_attention(const Step& step, const Attention& a) {
+  check_step(step);
+  check_pages(step);
+  check_f32(a.q, step.n_rows, a.shape.q_dim(), "attention q");
+  if (!a.gate.empty()) check_f32(a.gate, step.n_rows, a.shape.q_dim(), "attention gate");
+  TD_CHECK(a.shape.n_heads % a.shape.n_kv_heads == 0, "%d heads over %d KV heads", a.shape.n_heads,
+           a.shape.n_kv_heads);
+  for (const SeqStep& seq : step.seqs) {
+    TD_CHECK(!a.bidirectional || seq.parents.empty(), "bidirectional attention over a tree of %d rows",
+             seq.n_rows);
+  }
+}
+
 MutView part(MutView v, int rows, int cols) {
   TD_CHECK(v.rows >= rows && v.cols >= cols, "scratch [%d, %d], want [%d, %d]", v.rows, v.cols, rows, cols);
   v.rows = rows;
@@ -154,17 +167,8 @@ void Backend::attention_prep(const Step& step, const AttentionPrep& a) {
 }
 
 void Backend::attention(const Step& step, const Attention& a) {
-  check_step(step);
-  check_pages(step);
-  check_f32(a.q, step.n_rows, a.shape.q_dim(), "attention q");
+  check_attention(step, a);
   check_f32(a.out, step.n_rows, a.shape.q_dim(), "attention out");
-  if (!a.gate.empty()) check_f32(a.gate, step.n_rows, a.shape.q_dim(), "attention gate");
-  TD_CHECK(a.shape.n_heads % a.shape.n_kv_heads == 0, "%d heads over %d KV heads", a.shape.n_heads,
-           a.shape.n_kv_heads);
-  for (const SeqStep& seq : step.seqs) {
-    TD_CHECK(!a.bidirectional || seq.parents.empty(), "bidirectional attention over a tree of %d rows",
-             seq.n_rows);
-  }
   do_attention(step, a);
 }
 
@@ -284,6 +288,14 @@ void Backend::attention_inputs(const Step& step, const AttentionInputs& args, Sc
   do_attention_inputs(step, args, scratch);
 }
 
+void Backend::attention_output(const Step& step, const AttentionOutput& args, Scratch& scratch) {
+  check_attention(step, args.attention);
+  check_f32(args.x, step.n_rows, args.projection->n(), "attention_output x");
+  TD_CHECK(args.projection->k() == args.attention.shape.q_dim(), "attention of %d columns for a weight of %d",
+           args.attention.shape.q_dim(), args.projection->k());
+  do_attention_output(step, args, scratch);
+}
+
 void Backend::mlp(const Step& step, const Mlp& args, Scratch& scratch) { do_mlp(step, args, scratch); }
 
 void Backend::moe(const Step& step, const Moe& args, Scratch& scratch) { do_moe(step, args, scratch); }
@@ -334,6 +346,13 @@ void Backend::do_attention_inputs(const Step& step, const AttentionInputs& a, Sc
                         .eps = a.eps,
                         .angles = a.angles,
                         .cache = a.cache});
+}
+
+void Backend::do_attention_output(const Step& step, const AttentionOutput& a, Scratch& s) {
+  Attention attention = a.attention;
+  attention.out = part(s.inner, step.n_rows, attention.shape.q_dim());
+  this->attention(step, attention);
+  linear_add(step.path, attention.out, *a.projection, a.x);
 }
 
 void Backend::do_mlp(const Step& step, const Mlp& a, Scratch& s) {

@@ -187,6 +187,12 @@ struct AttentionInputs {  // block: rms_norm, projection, attention_prep
   KvLayer cache;
 };
 
+struct AttentionOutput {  // block: attention, output projection, residual
+  Attention attention;    // `out` is not looked at
+  const Weight* projection = nullptr;
+  MutView x;  // [rows, H], residual stream, updated in place
+};
+
 struct Mlp {  // block: rms_norm, gate and up, silu(gate) * up, down, residual
   MutView x;
   View gain;
@@ -344,6 +350,7 @@ class Backend {
   void delta_output(const Step& step, const DeltaOutput& args,
                     Scratch& scratch);  // reads inner (y) and z in wide
   void attention_inputs(const Step& step, const AttentionInputs& args, Scratch& scratch);  // fills wide
+  void attention_output(const Step& step, const AttentionOutput& args, Scratch& scratch);
   void mlp(const Step& step, const Mlp& args, Scratch& scratch);
   void moe(const Step& step, const Moe& args, Scratch& scratch);
   void head(const Head& args);
@@ -374,6 +381,7 @@ class Backend {
   virtual void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch);
   virtual void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch);
   virtual void do_attention_inputs(const Step& step, const AttentionInputs& args, Scratch& scratch);
+  virtual void do_attention_output(const Step& step, const AttentionOutput& args, Scratch& scratch);
   virtual void do_mlp(const Step& step, const Mlp& args, Scratch& scratch);
   virtual void do_moe(const Step& step, const Moe& args, Scratch& scratch);
   virtual void do_head(const Head& args);

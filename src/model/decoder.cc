@@ -291,27 +291,24 @@ void Decoder::prepare(const Step& step, const DecoderLayer& layer, const Attenti
 void Decoder::mix(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
                   const StatePool& pool) {
   prepare(step, layer, m, pool);
-  attend(step, layer, m, pool);
-  project(step, m);
+  backend_->attention_output(
+      step, {.attention = attention_of(step, layer, m, pool), .projection = m.out_proj.get(), .x = residual_},
+      scratch_);
 }
 
-void Decoder::attend(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
-                     const StatePool& pool) {
-  const int rows = step.n_rows;
+Attention Decoder::attention_of(const Step& step, const DecoderLayer& layer, const AttentionMixer& m,
+                                const StatePool& pool) const {
   const AttentionShape& shape = shape_.attention;
   const int gate_cols = shape_.gated_attention ? shape.q_dim() : 0;
-  const KvLayer cache = pool.kv(layer.state_index);
-  const MutView projection = scratch_.wide.row_range(0, rows);
-  const MutView out = scratch_.inner.row_range(0, rows).col_range(0, shape.q_dim());
-  backend_->attention(step,
-                      {.shape = shape,
-                       .q = projection.col_range(0, shape.q_dim()),
-                       .gate = gate_cols > 0 ? View(projection.col_range(shape.q_dim(), gate_cols)) : View{},
-                       .scale = float(1.0 / std::sqrt(double(shape.d_head))),
-                       .bidirectional = m.bidirectional,
-                       .window = m.window,
-                       .cache = cache,
-                       .out = out});
+  const MutView projection = scratch_.wide.row_range(0, step.n_rows);
+  return {.shape = shape,
+          .q = projection.col_range(0, shape.q_dim()),
+          .gate = gate_cols > 0 ? View(projection.col_range(shape.q_dim(), gate_cols)) : View{},
+          .scale = float(1.0 / std::sqrt(double(shape.d_head))),
+          .bidirectional = m.bidirectional,
+          .window = m.window,
+          .cache = pool.kv(layer.state_index),
+          .out = scratch_.inner.row_range(0, step.n_rows).col_range(0, shape.q_dim())};
 }
 
 void Decoder::project(const Step& step, const AttentionMixer& m) {
@@ -358,7 +355,9 @@ void Decoder::run_block(LayerBlock block, const Step& step, const StatePool& poo
     if (block == LayerBlock::delta_step && delta) recur(step, layer, pool);
     if (block == LayerBlock::delta_output && delta) project(step, *delta);
     if (block == LayerBlock::attention_inputs && attention) prepare(step, layer, *attention, pool);
-    if (block == LayerBlock::attention && attention) attend(step, layer, *attention, pool);
+    if (block == LayerBlock::attention && attention) {
+      backend_->attention(step, attention_of(step, layer, *attention, pool));
+    }
     if (block == LayerBlock::attention_output && attention) project(step, *attention);
     if (block == LayerBlock::mlp && mlp) feed_forward(step, layer, *mlp);
     if (block == LayerBlock::moe && moe) feed_forward(step, layer, *moe);

@@ -244,9 +244,9 @@ class Decoder {
   // Up to the queries, and the keys and values in the cache.
   void prepare(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer,
                const StatePool& pool);
-  void attend(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer,
-              const StatePool& pool);
-  void project(const Step& step, const AttentionMixer& mixer);
+  Attention attention_of(const Step& step, const DecoderLayer& layer, const AttentionMixer& mixer,
+                         const StatePool& pool) const;
+  void project(const Step& step, const AttentionMixer& mixer);  // for measurements: mix() does both at once
   void feed_forward(const Step& step, const DecoderLayer& layer, const DenseFfn& ffn);
   void feed_forward(const Step& step, const DecoderLayer& layer, const MoeFfn& ffn);
   double bytes_read(const Weight& w, int n_rows) const;

@@ -215,17 +215,15 @@ void Stack::run_delta_step(const Step& step) {
                               .y = inner(step.n_rows, shape_.delta.value_dim())});
 }
 
-void Stack::run_attention(const Step& step, MutView x) {
-  const AttentionShape& attention = shape_.attention;
-  const MutView wide = scratch_.wide.row_range(0, step.n_rows), out = inner(step.n_rows, attention.q_dim());
-  backend_->attention(step,
-                      {.shape = attention,
-                       .q = wide.col_range(0, attention.q_dim()),
-                       .gate = shape_.gated ? View(wide.col_range(attention.q_dim(), gate_cols())) : View{},
-                       .scale = 1 / std::sqrt(float(attention.d_head)),
-                       .cache = cache(),
-                       .out = out});
-  backend_->linear_add(step.path, out, *attention_out_, x);
+Attention Stack::attention_args(int rows) const {
+  const AttentionShape& shape = shape_.attention;
+  const MutView wide = scratch_.wide.row_range(0, rows);
+  return {.shape = shape,
+          .q = wide.col_range(0, shape.q_dim()),
+          .gate = shape_.gated ? View(wide.col_range(shape.q_dim(), gate_cols())) : View{},
+          .scale = 1 / std::sqrt(float(shape.d_head)),
+          .cache = cache(),
+          .out = inner(rows, shape.q_dim())};
 }
 
 void Stack::run_blocks(const Step& step, MutView x, MutView angles) {
@@ -258,7 +256,8 @@ void Stack::run_blocks(const Step& step, MutView x, MutView angles) {
                       .angles = angles,
                       .cache = cache()},
                      scratch_);
-  run_attention(step, x);
+  b.attention_output(step, {.attention = attention_args(step.n_rows), .projection = attention_out_, .x = x},
+                     scratch_);
   b.mlp(step, {.x = x, .gain = gain_, .eps = kEps, .gate_up = gate_up_, .down = down_}, scratch_);
   const MutView hidden = hidden_.row_range(0, step.n_rows);
   if (step.path == Path::decode) {
@@ -316,7 +315,8 @@ void Stack::run_primitives(const Step& step, MutView x, MutView angles) {
                           .eps = kEps,
                           .angles = angles,
                           .cache = cache()});
-  run_attention(step, x);
+  b.attention(step, attention_args(rows));
+  b.linear_add(step.path, inner(rows, shape_.attention.q_dim()), *attention_out_, x);
 
   const MutView gate_up = wide.col_range(0, 2 * shape_.d_ff);
   b.rms_norm(x, gain_, kEps, norm);

@@ -93,7 +93,7 @@ class Stack {
   // The layers of a step on x and angles, by blocks or by primitives; the head leaves hidden and logits.
   void run_blocks(const Step& step, MutView x, MutView angles);
   void run_primitives(const Step& step, MutView x, MutView angles);
-  void run_attention(const Step& step, MutView x);
+  Attention attention_args(int rows) const;
   void run_delta_step(const Step& step);
   MutView inner(int rows, int cols) const { return scratch_.inner.row_range(0, rows).col_range(0, cols); }
   KvLayer cache() const { return {pages_.data(), backend_->kv_page_bytes(shape_.attention)}; }

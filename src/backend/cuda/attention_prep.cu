@@ -41,52 +41,78 @@ struct PrepArgs {
   int first_k;  // column of the first key
   float eps;
 };
-// One warp per head: first those of q, then of k, then of v.
+// One warp per head: first those of q, then of k, then of v. What a lane reads is on its way at once: places
+// and gains before the inputs are there, then values and angles.
 __global__ void prep_kernel(const __grid_constant__ PrepArgs a) {
-  let_next_start();
-  if (a.q_norm.data != nullptr && int(threadIdx.x) * 32 < a.d) {
-    prefetch(a.q_norm.data + threadIdx.x * 32);
-    prefetch(a.k_norm.data + threadIdx.x * 32);
-  }
-  wait_for_inputs();
-  const int r = int(blockIdx.y), d = a.d;
+  constexpr int kEach = kLargestHead / kWarp;  // values of a lane, a warp apart
+  const int r = int(blockIdx.y), d = a.d, lane = lane_id();
   int h = int(blockIdx.x) * kWarps + warp_id();
-  if (h >= a.n_heads + 2 * a.n_kv_heads) return;
+  const bool is_q = h < a.n_heads, there = h < a.n_heads + 2 * a.n_kv_heads;
+  if (!is_q) h -= a.n_heads;
+  const bool is_v = !is_q && h >= a.n_kv_heads;
   const SeqEntry& seq = a.table.seqs[a.table.row_seq[r]];
   const int place = seq.start + r - seq.first_row, key = place % kPageTokens;
   const int page = a.table.pages[seq.first_page + place / kPageTokens];
-  const bool is_q = h < a.n_heads;
-  if (!is_q) h -= a.n_heads;
+  const float* gains = is_v ? nullptr : is_q ? a.q_norm.data : a.k_norm.data;
+  float gain[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = i * kWarp + lane;
+    gain[i] = gains != nullptr && at < d ? gains[at] : 1.0f;
+  }
+  wait_for_inputs();
+  // Only now: attend_rows_kernel reads what came before this kernel without waiting for it.
+  let_next_start();
+  if (!there) return;
   float* x = a.projection.row(r) + (is_q ? 0 : a.first_k) + h * d;
-  if (!is_q && h >= a.n_kv_heads) {
-    uint16_t* out = a.cache.head(page, h - a.n_kv_heads);
-    for (int i = lane_id(); i < d; i += kWarp) out[value_index(a.cache.dims, key, i)] = bf16_bits(x[i]);
-    return;
-  }
-  auto* head = reinterpret_cast<float*>(shared_memory()) + warp_id() * d;
-  const float* gain = is_q ? a.q_norm.data : a.k_norm.data;
-  if (gain != nullptr) {
-    float sum = 0;
-    for (int i = lane_id(); i < d; i += kWarp) sum = fmaf(x[i], x[i], sum);
-    const float inv = inverse_root(warp_sum(sum) / float(d) + a.eps);
-    for (int i = lane_id(); i < d; i += kWarp) head[i] = x[i] * inv * gain[i];
-  } else {
-    for (int i = lane_id(); i < d; i += kWarp) head[i] = x[i];
-  }
-  __syncwarp();
   const float* angles = a.angles.row(r);
   const int half = a.rotary_dims / 2;
-  for (int i = lane_id(); i < half; i += kWarp) {
-    const float low = head[i], high = head[i + half], c = angles[i], s = angles[i + half];
-    head[i] = low * c - high * s;
-    head[i + half] = high * c + low * s;
+  float value[kEach], cosine[kEach / 2], sine[kEach / 2];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) value[i] = i * kWarp + lane < d ? x[i * kWarp + lane] : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach / 2; ++i) {
+    const int at = i * kWarp + lane;
+    cosine[i] = !is_v && at < half ? angles[at] : 0.0f;
+    sine[i] = !is_v && at < half ? angles[at + half] : 0.0f;
+  }
+  if (is_v) {
+    uint16_t* out = a.cache.head(page, h - a.n_kv_heads);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = i * kWarp + lane;
+      if (at < d) out[value_index(a.cache.dims, key, at)] = bf16_bits(value[i]);
+    }
+    return;
+  }
+  if (gains != nullptr) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sum = fmaf(value[i], value[i], sum);
+    const float inv = inverse_root(warp_sum(sum) / float(d) + a.eps);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) value[i] = value[i] * inv * gain[i];
+  }
+  auto* head = reinterpret_cast<float*>(shared_memory()) + warp_id() * d;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (i * kWarp + lane < d) head[i * kWarp + lane] = value[i];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kEach / 2; ++i) {
+    const int at = i * kWarp + lane;
+    if (at >= half) break;
+    const float low = head[at], high = head[at + half];
+    head[at] = low * cosine[i] - high * sine[i];
+    head[at + half] = high * cosine[i] + low * sine[i];
   }
   __syncwarp();
   if (is_q) {
-    for (int i = lane_id(); i < d; i += kWarp) x[i] = head[i];
+    for (int i = lane; i < d; i += kWarp) x[i] = head[i];
   } else {
     uint16_t* out = a.cache.head(page, h);
-    for (int i = lane_id(); i < a.cache.dims; i += kWarp) {
+    for (int i = lane; i < a.cache.dims; i += kWarp) {
       out[key_index(a.cache.dims, key, i)] = i < d ? bf16_bits(head[i]) : uint16_t(0);
     }
   }
@@ -143,6 +169,7 @@ void CudaBackend::do_rope_angles(const Step& step, View frequencies, float m, Mu
 
 void CudaBackend::do_attention_prep(const Step& step, const AttentionPrep& a) {
   const AttentionShape& shape = a.shape;
+  TD_CHECK(shape.d_head <= kLargestHead, "attention heads of %d dimensions", shape.d_head);
   const int n_warps = shape.n_heads + 2 * shape.n_kv_heads;
   card_->launch(prep_kernel, {unsigned((n_warps + kWarps - 1) / kWarps), unsigned(step.n_rows)}, kThreads,
                 size_t(kWarps) * size_t(shape.d_head) * sizeof(float),

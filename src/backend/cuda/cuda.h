@@ -24,6 +24,9 @@ class CudaWeight;
 class Upload;
 struct ActivationRows;
 struct WeightPart;
+struct AttendArgs;
+
+int most_rows_of(const Step& step);  // of a sequence
 
 // Device memory that grows when asked (load time) and never in a recorded step.
 class Scratchpad {
@@ -102,6 +105,7 @@ class CudaBackend final : public Backend {
   void do_delta_inputs(const Step& step, const DeltaInputs& args, Scratch& scratch) override;
   void do_delta_output(const Step& step, const DeltaOutput& args, Scratch& scratch) override;
   void do_attention_inputs(const Step& step, const AttentionInputs& args, Scratch& scratch) override;
+  void do_attention_output(const Step& step, const AttentionOutput& args, Scratch& scratch) override;
   void do_mlp(const Step& step, const Mlp& args, Scratch& scratch) override;
   void do_moe(const Step& step, const Moe& args, Scratch& scratch) override;
 
@@ -133,8 +137,9 @@ class CudaBackend final : public Backend {
   ActivationRows rounded_swiglu(View gate_up, const CudaWeight& w);
   // In the forms that all these weights want, which read the same rows.
   ActivationRows rows_for(std::initializer_list<const Weight*> readers, int rows);
-  // moe_experts; rounded_x: the rows x as the gate and up products read them, or null.
-  void experts(const MoeExperts& args, const ActivationRows* rounded_x);
+  // moe_experts; rounded_x: the rows x as the gate and up products read them, or null. logits: the router's,
+  // by which the experts are chosen, or null: by args.
+  void experts(const MoeExperts& args, const ActivationRows* rounded_x, const View* logits);
   // moe_many.cu: experts of many rows, with the bits of the others.
   struct ExpertScratch {
     float* score;  // [rows] of the shared expert
@@ -159,6 +164,9 @@ class CudaBackend final : public Backend {
   unsigned long long* choice_keys(size_t n);
   unsigned* choice_counters(int rows);
   void reserve_attention(const AttentionShape& shape, int max_rows, int max_positions);
+  AttendArgs attend_args(const Step& step, const Attention& a);
+  // attention_rows.cu: of a decode step; rounded: where its output goes as a product reads it, or null.
+  void attend_rows(const Step& step, const Attention& a, const ActivationRows* rounded);
 
   // fold_states of the convolution's windows.
   void fold_windows(const Step& step, const DeltaShape& shape, const DeltaState& state);

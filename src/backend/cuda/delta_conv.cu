@@ -23,7 +23,7 @@ struct ConvArgs {
 
 __device__ __forceinline__ float4 taps_of(const ConvArgs& a, int channel) {
   const float* w = a.weight.row(channel);
-  if (a.whole_taps) return __ldg(reinterpret_cast<const float4*>(w));
+  if (a.whole_taps) return *reinterpret_cast<const float4*>(w);
   return make_float4(w[0], w[1], w[2], w[3]);
 }
 
@@ -81,10 +81,12 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_decode_kernel(const __
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) window[i] = *before_step(a.shape, a.state, seq, channel, i);
   }
+  // The warp's first row, in the same trip to memory as the window.
+  const float* m = a.projection.row(seq.first_row) + channel;
+  float own = has_channel && warp_id() < seq.n_rows ? m[warp_id() * a.projection.stride] : 0.0f;
   __syncthreads();
   if (!has_channel) return;
   if (warp_id() == 0 && (fresh || seq.n_pending > 0)) store_window(a.shape, a.state, seq, channel, window);
-  const float* m = a.projection.row(seq.first_row) + channel;
   float* tape = a.state.tape_conv + tape_row(a.state, seq, 1 - seq.tape, 0) * c_dim + channel;
   for (int t = warp_id(); t < seq.n_rows; t += n_warps) {
     float x[kWindow];
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) conv_decode_kernel(const __
              : before == 1 ? window[1]
                            : window[0];
     }
-    const float own = m[t * a.projection.stride];
+    if (t != warp_id()) own = m[t * a.projection.stride];
     tape[int64_t{t} * c_dim] = own;
     a.qkv.row(seq.first_row + t)[channel] = convolve(w, x[0], x[1], x[2], own);
   }

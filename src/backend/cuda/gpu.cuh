@@ -82,6 +82,17 @@ __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t 
 #endif
 }
 
+// (x & mask) | bits. In one instruction, which the compiler makes two of where it knows mask and bits.
+__device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t bits) {
+#ifdef TANDEM_CUDA_EMULATED
+  return (x & mask) | bits;
+#else
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+  return d;
+#endif
+}
+
 // fp16 pairs, as bf16 ones: rounded to nearest even.
 __device__ __forceinline__ uint32_t f16_pair(float low, float high) {
 #ifdef TANDEM_CUDA_EMULATED
@@ -129,21 +140,10 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 }
 __device__ __forceinline__ uint16_t bf16_bits(float x) { return uint16_t(bf16_pair(x, 0.0f) & 0xffffu); }
 
-// 16 bytes that are read once: weights, past the caches that others need. p is 16-byte aligned.
+// 16 bytes that are read once, past the caches that others need. p is 16-byte aligned. Not by way of the
+// read-only cache, even where nobody writes: the compiler puts such loads off until after wait_for_inputs(),
+// and weights are asked for before.
 __device__ __forceinline__ uint4 stream_load(const void* p) {
-#ifdef TANDEM_CUDA_EMULATED
-  return *static_cast<const uint4*>(p);
-#else
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-#endif
-}
-
-// The same of what earlier kernels wrote, as keys and values.
-__device__ __forceinline__ uint4 load_written(const void* p) {
 #ifdef TANDEM_CUDA_EMULATED
   return *static_cast<const uint4*>(p);
 #else
@@ -151,6 +151,16 @@ __device__ __forceinline__ uint4 load_written(const void* p) {
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));
+  return v;
+#endif
+}
+// 8 bytes that neighbours read too.
+__device__ __forceinline__ uint2 early_load(const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  return *static_cast<const uint2*>(p);
+#else
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
   return v;
 #endif
 }
@@ -176,6 +186,47 @@ __device__ __forceinline__ void copy_ahead_shared(void* shared, const void* p) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
                "l"(p)
                : "memory");
+#endif
+}
+// A place in shared memory, 16-byte aligned, in one register.
+#ifdef TANDEM_CUDA_EMULATED
+using SharedPlace = std::byte*;
+#else
+using SharedPlace = uint32_t;
+#endif
+// A number of this lane, exchanged with itself, so that the compiler keeps it and does not work it out again
+// at every use.
+__device__ __forceinline__ int kept(int v) {
+#ifdef TANDEM_CUDA_EMULATED
+  return v;
+#else
+  return __shfl_sync(kAllLanes, v, lane_id());
+#endif
+}
+__device__ __forceinline__ SharedPlace shared_place(void* shared) {
+#ifdef TANDEM_CUDA_EMULATED
+  return static_cast<std::byte*>(shared);
+#else
+  return uint32_t(kept(int(__cvta_generic_to_shared(shared))));
+#endif
+}
+__device__ __forceinline__ uint4 load_shared(SharedPlace at) {
+#ifdef TANDEM_CUDA_EMULATED
+  return *reinterpret_cast<const uint4*>(at);
+#else
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at));
+  return v;
+#endif
+}
+// copy_ahead() of what the other blocks of the processor read as well, through the cache they have in common.
+__device__ __forceinline__ void copy_ahead_shared(SharedPlace at, const void* p) {
+#ifdef TANDEM_CUDA_EMULATED
+  emulated::copy_ahead(at, p);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(p) : "memory");
 #endif
 }
 __device__ __forceinline__ void commit_copies() {
@@ -221,6 +272,19 @@ __device__ __forceinline__ float warp_max(float v) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2)
     v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, distance));
   return v;
+}
+
+// The highest of the warp's numbers; every lane gets it.
+__device__ __forceinline__ uint32_t warp_max_bits(uint32_t v) {
+#ifdef TANDEM_CUDA_EMULATED
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    v = max(v, __shfl_xor_sync(kAllLanes, v, distance));
+  return v;
+#else
+  uint32_t highest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(highest) : "r"(v));
+  return highest;
+#endif
 }
 
 // The block's threads all call it, after their global writes. True for the threads of the block that is the

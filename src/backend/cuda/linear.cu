@@ -38,11 +38,11 @@ __device__ __forceinline__ void store(const LinearArgs& a, int row, int output, 
 }
 
 // Where a warp stands in its stream of records: its part of unit after unit, one group at a time.
-template <LinearFormat F, int kTiles>
+template <LinearFormat F, int kTiles, int kColumns>
 struct Place {
   int unit, step, count;  // count: groups of the part
   const std::byte* at;    // own part of the first tile's record; other tiles lie a tile's length apart
-  InputPlace<F> x;
+  RowsPlace<F, kColumns> x;
 
   __device__ __forceinline__ void enter(const LinearArgs& a, int which) {
     unit = which;
@@ -52,16 +52,21 @@ struct Place {
     const int group = warp_id() * a.groups / kLinearWarps;
     count = (warp_id() + 1) * a.groups / kLinearWarps - group;
     at = Record<F>::own_part(a.weights + (int64_t(unit * kTiles) * a.groups + group) * record_bytes(F));
-    x.enter(a.x, group);
+    x.enter(a.x, a.n_rows, group);
   }
 };
+
+// Where a warp takes one tile at a time, or more than 8 rows, its trips to shared memory count for more than
+// its lanes' waiting for each other.
+template <LinearFormat F, int kTiles, int kColumns>
+using RingOf = InputRing<F, kColumns, F == LinearFormat::bf16 || (kTiles > 1 && kColumns == 1)>;
 
 // What a block has in shared memory. sums: what its warps made of a unit, by (tile, 8 rows) fragments; twice,
 // for one is read while the next is written.
 template <LinearFormat F, int kTiles, int kColumns, int kAhead>
 struct LinearShared {
   float4 sums[2][kLinearWarps][kTiles * kColumns][kWarp];
-  InputSlot<F, kColumns> slots[kLinearWarps][kAhead];
+  alignas(16) std::byte inputs[kLinearWarps][kAhead][RingOf<F, kTiles, kColumns>::kSlotBytes];
 };
 
 // kAhead: groups whose records are on their way to registers.
@@ -69,45 +74,40 @@ template <LinearFormat F, int kTiles, int kColumns, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) linear_kernel(const __grid_constant__ LinearArgs a) {
   constexpr int kPairs = kTiles * kColumns;  // (tile, 8 rows) fragments of a warp
   auto& shared = *reinterpret_cast<LinearShared<F, kTiles, kColumns, kAhead>*>(shared_memory());
-  auto& slots = shared.slots[warp_id()];
+  const RingOf<F, kTiles, kColumns> ring(shared.inputs[warp_id()][0], a.n_rows);
   const int lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
   // Of the largest part; every warp counts as many, and a multiple of kAhead, so that a register always holds
   // the same turn.
   const int steps = ((a.groups + kLinearWarps - 1) / kLinearWarps + kAhead - 1) / kAhead * kAhead;
 
-  Place<F, kTiles> load;
-  load.enter(a, int(blockIdx.x));
-  const int64_t of_tile = int64_t(a.groups) * record_bytes(F);
-  const auto fetch = [&](Record<F>(&records)[kTiles]) {
-    if (load.step < load.count) {
+  using Stream = Place<F, kTiles, kColumns>;
+  const int of_tile = a.groups * record_bytes(F);
+  const auto fetch = [&](Record<F>(&records)[kTiles], const std::byte* at) {
 #pragma unroll
-      for (int r = 0; r < kTiles; ++r) records[r].load(load.at + r * of_tile);
-    }
-    load.at += record_bytes(F);
-    ++load.step;
+    for (int r = 0; r < kTiles; ++r) records[r].load(at + r * of_tile);
   };
-  const auto next_unit = [&](Place<F, kTiles>& p) { p.enter(a, p.unit + int(gridDim.x)); };
+  const auto next_unit = [&](Stream& p) { p.enter(a, p.unit + int(gridDim.x)); };
+  Stream at, load;
+  at.enter(a, int(blockIdx.x));
+  load = at;
   Record<F> ahead[kAhead][kTiles];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    fetch(ahead[i]);
-    slots[i].clear();
+    if (load.step < load.count) fetch(ahead[i], load.at);
+    load.at += record_bytes(F);
+    ++load.step;
+  }
+  wait_for_inputs();
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < load.count) ring.ask(i, load.x);
+    commit_copies();
+    load.x.next(a.x);
   }
   if (load.step == steps) next_unit(load);
-  wait_for_inputs();
 
   float acc[kTiles][kColumns][4] = {};
   int buffer = 0;
-  Place<F, kTiles> at;
-  at.enter(a, int(blockIdx.x));
-  const auto ask = [&](InputSlot<F, kColumns>& slot, InputPlace<F>& x, bool there) {
-    if (there) slot.ask(a.x, x, 0, a.n_rows);
-    commit_copies();
-    x.next(a.x);
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) ask(slots[i], at.x, i < at.count);
-  if (steps > kAhead) load.x = at.x;
 #pragma unroll 1
   while (at.unit < a.n_units) {
 #pragma unroll 1
@@ -115,17 +115,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks) linear_kernel(const __grid_
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         wait_for_copies<kAhead - 1>();
-        __syncwarp();
+        ring.meet();
         if (base + i < at.count) {
           Input<F> x[kColumns];
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) x[n].take(slots[i], n);
+          for (int n = 0; n < kColumns; ++n) x[n].take(ring, i, n);
           multiply_group<F, kTiles, kColumns>(ahead[i], x, acc);
         }
-        __syncwarp();  // all lanes have read what is replaced now
-        ask(slots[i], load.x, load.step < load.count);
-        fetch(ahead[i]);
+        ring.meet();  // all have taken what is replaced now
+        // Activations, which are near, before weights, which are not: each by itself is quicker than both
+        // together.
+        if (load.step + i < load.count) ring.ask(i, load.x);
+        if (load.step + i < load.count) fetch(ahead[i], load.at + i * record_bytes(F));
+        load.x.next(a.x);
+        commit_copies();
       }
+      load.at += kAhead * record_bytes(F);
+      load.step += kAhead;
       if (load.step == steps) next_unit(load);
     }
     if (load.unit >= a.n_units) let_next_start();
@@ -240,15 +246,22 @@ void launch_part(Card& card, LinearArgs& args) {
   constexpr bool kBf16 = F == LinearFormat::bf16, kWide = is_wide(F);
   const bool few = args.tiles <= 3 * card.info().n_sms, some = args.tiles <= 8 * card.info().n_sms;
   if (args.n_rows <= 8) {
-    constexpr int kAhead = kBf16 || kWide ? 1 : is_affine8(F) ? 2 : 3;
-    if (few) return launch_linear<F, 1, 1, 2 * kAhead, 3>(card, args);
-    if constexpr (is_affine4(F) && !kWide) {
-      // Whole rounds of kAhead groups, if possible.
-      if (args.groups % (5 * kLinearWarps) == 0) return launch_linear<F, 2, 1, 5, 2>(card, args);
-      return launch_linear<F, 2, 1, 4, 2>(card, args);
+    if constexpr (kBf16 || kWide) {
+      if (few) return launch_linear<F, 1, 1, 2, 3>(card, args);
+      if (some) return launch_linear<F, 2, 1, 2, 2>(card, args);
+      return launch_linear<F, 2, 1, 1, 3>(card, args);
+    } else if constexpr (is_affine8(F)) {
+      if (few) return launch_linear<F, 1, 1, 3, 3>(card, args);
+      if (some) return launch_linear<F, 1, 1, 2, 4>(card, args);
+      return launch_linear<F, 2, 1, 1, 3>(card, args);
+    } else {
+      if (few) return launch_linear<F, 1, 1, 3, 3>(card, args);
+      // Whole rounds of groups, if possible.
+      const int of_warp = args.groups / kLinearWarps;
+      if (of_warp % 5 == 0) return launch_linear<F, 2, 1, 5, 2>(card, args);
+      if (of_warp > 4) return launch_linear<F, 2, 1, 4, 2>(card, args);
+      return launch_linear<F, 2, 1, 2, 2>(card, args);
     }
-    if (some) return launch_linear<F, 2, 1, kAhead + 1, 2>(card, args);
-    return launch_linear<F, 2, 1, 1, 3>(card, args);
   }
   constexpr int kPair = kWide ? 1 : 2;
   if (args.n_rows > 16) return launch_linear<F, 2, 4, kPair, 1>(card, args);

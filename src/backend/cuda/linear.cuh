@@ -24,7 +24,7 @@ struct Record {
 #pragma unroll
       for (int half = 0; half < 2; ++half) scales[half] = stream_load(pairs + half * 128 + lane / 4 * 16);
     } else if constexpr (is_affine(F)) {
-      const uint2 s = __ldg(reinterpret_cast<const uint2*>(pairs + lane / 4 * 8));
+      const uint2 s = early_load(pairs + lane / 4 * 8);
       scales[0].x = s.x;
       scales[0].y = s.y;
     }
@@ -84,6 +84,74 @@ struct InputSlot {
   }
 };
 
+// Where a warp stands in the activations of a product: this lane's values and stats of a group.
+template <LinearFormat F, int kColumns>
+struct RowsPlace {
+  const uint16_t* values[kColumns];  // of rows n * 8 + lane / 4, or the last
+  const float2* stats;               // of rows 2 t, 2 t + 1 of the first 8
+
+  __device__ __forceinline__ void enter(const ActivationRows& x, int n_rows, int group) {
+    const int lane = lane_id();
+    const uint16_t* rows = F == LinearFormat::bf16 ? x.bf16 : x.f16;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      const int row = min(n * 8 + lane / 4, n_rows - 1);
+      values[n] = rows + (int64_t(row) * x.groups + group) * kGroupColumns + lane % 4 * 8;
+    }
+    stats = x.stats + int64_t(group) * x.stats_rows + lane % 4 * 2;
+  }
+  __device__ __forceinline__ void next(const ActivationRows& x) {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) values[n] += kGroupColumns;
+    if (is_affine(F)) stats += x.stats_rows;
+  }
+};
+
+// Groups of kColumns times 8 rows of activations on their way through shared memory, for one warp.
+// kOwn: a lane brings all that it takes, and so waits for no other; rows that are not there are the last one
+// once more. Else a value is brought once, and a single row is read by all; rows that are not there are
+// anything.
+template <LinearFormat F, int kColumns, bool kOwn>
+struct InputRing {
+  static constexpr int kValues = kWarp * 16, kStats = !is_affine(F) ? 0 : kOwn ? kWarp * 16 : 64;
+  static constexpr int kColumnBytes = 2 * kValues + kStats, kSlotBytes = kColumns * kColumnBytes;
+  SharedPlace values, stats;  // where this lane's go in the first slot
+  SharedPlace taken;          // whence it takes values
+  int brings;                 // bit n: a lane brings values of the n-th 8 rows; bit 8 + n: stats
+
+  __device__ __forceinline__ InputRing(std::byte* memory, int n_rows) {
+    const int lane = lane_id();
+    values = shared_place(memory + lane * 16);
+    taken = kOwn || kColumns > 1 ? values
+                                 : shared_place(memory + (min(lane / 4, n_rows - 1) * 4 + lane % 4) * 16);
+    stats = kOwn ? values + 2 * kValues : shared_place(memory + 2 * kValues + lane % 4 * 16);
+    int bits = 0;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      bits |= n * 8 + lane / 4 < n_rows ? 1 << n : 0;
+      bits |= lane < 4 && n * 8 < n_rows ? 256 << n : 0;
+    }
+    brings = kept(bits);
+  }
+  __device__ __forceinline__ void ask(int slot, const RowsPlace<F, kColumns>& from) const {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      const int at = slot * kSlotBytes + n * kColumnBytes;
+      if (kOwn || (brings & 1 << n) != 0) {
+        copy_ahead_shared(values + at, from.values[n]);
+        copy_ahead_shared(values + (at + kValues), from.values[n] + 32);
+      }
+      if (is_affine(F) && (kOwn || (brings & 256 << n) != 0)) {
+        copy_ahead_shared(stats + at, from.stats + n * 8);
+      }
+    }
+  }
+  // Where others read what a lane brought.
+  __device__ __forceinline__ void meet() const {
+    if constexpr (!kOwn) __syncwarp();
+  }
+};
+
 // What a lane reads of 8 activation rows and one group: the 8-column operand of steps 2 j + h. Affine: step
 // and step * sum of rows 2 t, 2 t + 1 with it. A row that is not there reads as zeros (its stats as
 // something, and is never stored).
@@ -111,6 +179,17 @@ struct Input {
     shift[1] = s.w;
   }
   // The n-th 8 rows of a slot that has arrived.
+  template <int kColumns, bool kOwn>
+  __device__ __forceinline__ void take(const InputRing<F, kColumns, kOwn>& ring, int slot, int n) {
+    using Ring = InputRing<F, kColumns, kOwn>;
+    const int at = slot * Ring::kSlotBytes + n * Ring::kColumnBytes;
+    set_values(load_shared(ring.taken + at), load_shared(ring.taken + (at + Ring::kValues)));
+    if constexpr (is_affine(F)) {
+      const uint4 s = load_shared(ring.stats + at);
+      set_stats(make_float4(__uint_as_float(s.x), __uint_as_float(s.y), __uint_as_float(s.z),
+                            __uint_as_float(s.w)));
+    }
+  }
   template <int kColumns>
   __device__ __forceinline__ void take(const InputSlot<F, kColumns>& slot, int n) {
     set_values(slot.values[n][0][lane_id()], slot.values[n][1][lane_id()]);
@@ -143,7 +222,7 @@ __device__ __forceinline__ void operand(const Record<F>& r, int s, uint32_t (&a)
   } else {
     const uint32_t low = s / 2 == 0 ? r.words[0].x : r.words[0].z,
                    high = s / 2 == 0 ? r.words[0].y : r.words[0].w;
-    const auto code = [](uint32_t shifted) { return (shifted & 0x03c003c0u) | 0x4c004c00u; };
+    const auto code = [](uint32_t shifted) { return masked_or(shifted, 0x03c003c0u, 0x4c004c00u); };
     if (s % 2 == 0) {
       a[0] = code(low << 6);
       a[1] = code(high << 6);

@@ -4,91 +4,46 @@
 // its experts and some outputs, as linear.cu would with a single row. Two launches: gate and up with SwiGLU
 // for all experts of all rows, the shared one as one expert more; then the down products, where a block walks
 // the experts of its row in ascending order and adds weight * product to the sum of each of its column parts
-// before the tree. Experts that rows share are read from memory once and from the cache again. Many rows go
-// through moe_many.cu.
+// before the tree. Inside a fused block each of them chooses the row's experts itself, from the logits
+// (routing.cuh); a warp of the down product rounds the columns that it reads. Experts that rows share are read
+// from memory once and from the cache again. Many rows go through moe_many.cu.
 #include <algorithm>
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/experts.cuh"
 #include "backend/cuda/linear.cuh"
+#include "backend/cuda/routing.cuh"
 #include "base/check.h"
 
 namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = kLinearWarps * kWarp;
-constexpr int kMaxTopK = 32, kMaxExperts = 512;
 constexpr int kMaxParts = 4;
 
 struct RouteArgs {
-  Rows logits;
-  int n_experts, top_k;
-  bool normalise;
+  Choices choices;
   int32_t* ids;
   int64_t ids_stride;
   MutRows weights;
 };
-// A block per row. An expert's rank is the number of those that beat it: a higher logit, or the same and a
-// lower id; NaN counts as lowest. So there are no rounds that wait for each other.
-__global__ void __launch_bounds__(kThreads) route_kernel(const __grid_constant__ RouteArgs a) {
-  __shared__ float4 four_logits[kMaxExperts / 4];
-  __shared__ int chosen[kMaxTopK];
-  __shared__ float chosen_logit[kMaxTopK];
-  __shared__ float of_warp[kLinearWarps];
+// A warp per row.
+__global__ void __launch_bounds__(kWarp) route_kernel(const __grid_constant__ RouteArgs a) {
+  __shared__ Chosen chosen;
   const int row = int(blockIdx.x), lane = lane_id();
-  auto* logits = reinterpret_cast<float*>(four_logits);
   let_next_start();
   wait_for_inputs();
-  for (int e = int(threadIdx.x); e < kMaxExperts; e += kThreads) {
-    const float l = e < a.n_experts ? a.logits.row(row)[e] : -INFINITY;
-    logits[e] = l == l ? l : -INFINITY;
-  }
-  __syncthreads();
-  for (int e = int(threadIdx.x); e < a.n_experts; e += kThreads) {
-    const float mine = logits[e];
-    const int warp_first = e - lane, warp_end = min(warp_first + kWarp, a.n_experts);
-    int rank = 0;
-    for (int j = 0; j < warp_first; j += 4) {
-      const float4 l = four_logits[j / 4];
-      rank += (l.x >= mine) + (l.y >= mine) + (l.z >= mine) + (l.w >= mine);
-    }
-    for (int j = warp_first; j < warp_end; ++j) rank += logits[j] > mine || (logits[j] == mine && j < e);
-    for (int j = warp_end; j < a.n_experts; j += 4) {  // what lies beyond beats nobody
-      const float4 l = four_logits[j / 4];
-      rank += (l.x > mine) + (l.y > mine) + (l.z > mine) + (l.w > mine);
-    }
-    if (rank < a.top_k) {
-      chosen[rank] = e;
-      chosen_logit[rank] = mine;
-    }
-  }
-  __syncthreads();
-  const float highest = chosen_logit[0];
-  float total = 0;
-  if (a.normalise) {
-    total = warp_sum(lane < a.top_k ? exp_(chosen_logit[lane] - highest) : 0.0f);
-  } else {
-    for (int e = int(threadIdx.x); e < a.n_experts; e += kThreads) total += exp_(logits[e] - highest);
-    total = warp_sum(total);
-    if (lane == 0) of_warp[warp_id()] = total;
-    __syncthreads();
-    total = 0;
-    for (int w = 0; w < kLinearWarps; ++w) total += of_warp[w];
-  }
-  if (warp_id() == 0 && lane < a.top_k) {
-    int place = 0;  // among the chosen in ascending order
-    for (int i = 0; i < a.top_k; ++i) place += chosen[i] < chosen[lane];
-    a.ids[row * a.ids_stride + place] = chosen[lane];
-    a.weights.row(row)[place] = exp_(chosen_logit[lane] - highest) / total;
-  }
+  choose<true>(a.choices, row, chosen);
+  __syncwarp();
+  if (lane >= a.choices.top_k) return;
+  a.ids[row * a.ids_stride + lane] = chosen.ids[lane];
+  a.weights.row(row)[lane] = chosen.weights[lane];
 }
 
 struct UpArgs {
   ExpertPart routed, shared;  // gate and up rows; shared.data null: none
   ExpertPart shared_gate;     // one row; data null: none, or computed elsewhere
-  const int32_t* ids;
-  int64_t ids_stride;
-  int top_k;
+  Choices choices;
   ActivationRows x;
   float* inner;  // out [rows, slots, inner_stride]; slot top_k is the shared expert
   int64_t inner_stride;
@@ -109,11 +64,11 @@ template <LinearFormat F, int kAhead>
 using Slots = InputSlot<F, 1>[kLinearWarps][kAhead];
 
 // Adds to acc what this warp's part of the columns gives: kTiles tiles whose records begin at `at`, row `row`
-// of x.
-template <LinearFormat F, int kTiles, int kAhead>
+// of x, which may be read after ready().
+template <LinearFormat F, int kTiles, int kAhead, class Ready>
 __device__ __forceinline__ void stream_row(const std::byte* const (&at)[kTiles], const ActivationRows& x,
                                            int row, int groups, InputSlot<F, 1> (&slots)[kAhead],
-                                           float (&acc)[kTiles][1][4]) {
+                                           float (&acc)[kTiles][1][4], Ready&& ready) {
   const int warp = warp_id();
   const int first = warp * groups / kLinearWarps, end = (warp + 1) * groups / kLinearWarps;
   const ActivationRows pair = pair_of(x, row);
@@ -124,19 +79,25 @@ __device__ __forceinline__ void stream_row(const std::byte* const (&at)[kTiles],
   for (int r = 0; r < kTiles; ++r) own[r] = Record<F>::own_part(at[r]);
   Record<F> ahead[kAhead][kTiles];
   const auto fetch = [&](int i, int group) {
+    if (group >= end) return;
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) ahead[i][r].load(own[r] + int64_t(group) * record_bytes(F));
+  };
+  const auto ask = [&](int i, int group) {
     if (group < end) {
       slots[i].ask(pair, input, row % 2, row % 2 + 1);
       input.next(pair);
-#pragma unroll
-      for (int r = 0; r < kTiles; ++r) ahead[i][r].load(own[r] + int64_t(group) * record_bytes(F));
     }
     commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    slots[i].clear();
     fetch(i, first + i);
+    slots[i].clear();
   }
+  ready();
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) ask(i, first + i);
   for (int base = first; base < end; base += kAhead) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -148,6 +109,7 @@ __device__ __forceinline__ void stream_row(const std::byte* const (&at)[kTiles],
         multiply_group<F, kTiles, 1>(ahead[i], b, acc);
       }
       __syncwarp();  // all lanes have read what is replaced now
+      ask(i, base + i + kAhead);
       fetch(i, base + i + kAhead);
     }
   }
@@ -170,25 +132,38 @@ __global__ void __launch_bounds__(kThreads, 3) expert_up_kernel(const __grid_con
   constexpr int kAhead = F == LinearFormat::bf16 || is_wide(F) ? 1 : 2;
   __shared__ Slots<F, kAhead> slots;
   __shared__ float2 of_warps[kLinearWarps][2][8];
+  __shared__ Chosen chosen;
   const int row = int(blockIdx.z), slot = int(blockIdx.y), g = lane_id() / 4, t = lane_id() % 4;
-  let_next_start();
-  wait_for_inputs();
-  const bool is_score = slot == a.slots, is_shared = slot == a.top_k;
-  if (is_score && blockIdx.x > 0) return;
+  // In this order: expert_down_kernel, which comes next, counts on it.
+  const auto wait = [] {
+    wait_for_inputs();
+    let_next_start();
+  };
+  const bool is_score = slot == a.slots, is_shared = slot == a.choices.top_k;
+  if (is_score && blockIdx.x > 0) return wait();
   const ExpertPart part = is_score ? a.shared_gate : is_shared ? a.shared : a.routed;
   const int half = part.tiles / 2, tile = int(blockIdx.x);
   if (!is_score && tile >= half) {  // columns that pad the rows of the down product
+    wait();
     if (threadIdx.x < kTileRows) {
       a.inner[(int64_t(row) * a.slots + slot) * a.inner_stride + tile * kTileRows + int(threadIdx.x)] = 0;
     }
     return;
   }
-  const int64_t expert = is_score || is_shared ? 0 : a.ids[row * a.ids_stride + slot];
+  const bool is_routed = !is_score && !is_shared;
+  if (is_routed) {
+    wait();
+    if (warp_id() == 0) choose<false>(a.choices, row, chosen);
+    __syncthreads();
+  }
+  const int64_t expert = is_routed ? chosen.ids[slot] : 0;
   const int64_t of_tile = int64_t(part.groups) * record_bytes(F);
   const std::byte* base = part.data + expert * part.tiles * of_tile;
   const std::byte* const at[2] = {base + tile * of_tile, base + (is_score ? 0 : half + tile) * of_tile};
   float acc[2][1][4] = {};
-  stream_row<F, 2>(at, a.x, row, part.groups, slots[warp_id()], acc);
+  stream_row<F, 2>(at, a.x, row, part.groups, slots[warp_id()], acc, [&] {
+    if (!is_routed) wait();  // these weights are known beforehand
+  });
   if (t == 0) {
     of_warps[warp_id()][0][g] = own_sums(acc[0][0], row);
     of_warps[warp_id()][1][g] = own_sums(acc[1][0], row);
@@ -208,14 +183,49 @@ __global__ void __launch_bounds__(kThreads, 3) expert_up_kernel(const __grid_con
 
 struct DownArgs {
   ExpertPart routed, shared;
-  const int32_t* ids;
-  int64_t ids_stride;
-  Rows choice_weights;
+  Choices choices;
   const float* shared_score;
-  int top_k, slots;
-  ActivationRows rounded;  // [rows * slots]
+  int slots;
+  const float* inner;  // [rows * slots, inner_stride]
+  int64_t inner_stride;
   MutRows residual;
   int n_outputs;
+};
+// One row and one group of activations, rounded here: the first column of the tensor cores' operand.
+template <LinearFormat F>
+struct RoundedGroup {
+  uint4 values[2][4];
+  float2 stats;
+
+  // Groups of which lane l has columns 2 l and 2 l + 1.
+  template <int kCount>
+  static __device__ __forceinline__ void put(RoundedGroup (&to)[kCount], const float2 (&x)[kCount]) {
+    const int lane = lane_id();
+    uint32_t pair[kCount];
+    if constexpr (F == LinearFormat::bf16) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) pair[n] = bf16_pair(x[n].x, x[n].y);
+    } else {
+      float2 stats[kCount];
+      round_to_f16(x, pair, stats);
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        if (lane == 0) to[n].stats = stats[n];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) reinterpret_cast<uint32_t*>(to[n].values)[lane] = pair[n];
+  }
+  __device__ __forceinline__ void take(Input<F>& in) const {
+    const int lane = lane_id();
+    uint4 first = make_uint4(0, 0, 0, 0), second = first;
+    if (lane < 4) {
+      first = values[0][lane];
+      second = values[1][lane];
+    }
+    in.set_values(first, second);
+    if constexpr (is_affine(F)) in.set_stats(make_float4(stats.x, stats.y, 0.0f, 0.0f));
+  }
 };
 // Where a warp stands in its records of all slots, one after the other.
 template <LinearFormat F>
@@ -226,7 +236,7 @@ struct DownPlace {
   // The first slot from `first` on of which the warp has a part. `experts`: of slot s in lane s.
   __device__ __forceinline__ void enter(const DownArgs& a, int first, int experts) {
     for (slot = first; slot < a.slots; ++slot) {
-      const bool is_shared = slot == a.top_k;
+      const bool is_shared = slot == a.choices.top_k;
       const ExpertPart part = is_shared ? a.shared : a.routed;
       const int expert = __shfl_sync(kAllLanes, experts, slot & (kWarp - 1));
       group = warp_id() * part.groups / kLinearWarps;
@@ -239,59 +249,67 @@ struct DownPlace {
   }
 };
 
-template <LinearFormat F>
-__global__ void __launch_bounds__(kThreads, 2) expert_down_kernel(const __grid_constant__ DownArgs a) {
-  constexpr int kAhead = F == LinearFormat::bf16 || is_wide(F) ? 3 : 5;
+// kAhead: groups whose records are on their way to registers; kBlocks: blocks a processor has at once.
+//
+// Until all blocks of expert_up_kernel have come past its wait_for_inputs(), no block of this kernel starts:
+// all that was written before that kernel can be read before this one's own wait_for_inputs(), so its logits
+// or ids, though not inner and the shared expert's score.
+template <LinearFormat F, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) expert_down_kernel(const __grid_constant__ DownArgs a) {
   __shared__ float2 of_warps[kLinearWarps][1][8];
-  __shared__ Slots<F, kAhead> all_slots;
-  InputSlot<F, 1>(&slots)[kAhead] = all_slots[warp_id()];
+  __shared__ RoundedGroup<F> all_inputs[kLinearWarps][kAhead];
+  __shared__ Chosen chosen;
+  RoundedGroup<F>(&inputs)[kAhead] = all_inputs[warp_id()];
   const int row = int(blockIdx.y), tile = int(blockIdx.x), lane = lane_id(), g = lane / 4, t = lane % 4;
+  const int top_k = a.choices.top_k;
   let_next_start();
-  wait_for_inputs();
-  const int experts = lane < a.top_k ? a.ids[row * a.ids_stride + lane] : 0;
-  const float weights = lane < a.top_k ? a.choice_weights.row(row)[lane] : 0.0f;
-  const float shared_weight = a.slots > a.top_k ? sigmoid(a.shared_score[row]) : 0.0f;
+  if (warp_id() == 0) choose<true>(a.choices, row, chosen);
+  __syncthreads();
+  const int experts = lane < top_k ? chosen.ids[lane] : 0;
 
   DownPlace<F> load;
   load.enter(a, 0, experts);
   Record<F> ahead[kAhead][1];
+  const float* from[kAhead];  // this lane's columns of inner; null: none
   const auto fetch = [&](int i) {
-    if (load.slot < a.slots) {
-      const int input = row * a.slots + load.slot;
-      const ActivationRows pair = pair_of(a.rounded, input);
-      InputPlace<F> from;
-      from.enter(pair, load.group);
-      slots[i].ask(pair, from, input % 2, input % 2 + 1);
-      ahead[i][0].load(load.at);
-      load.at += record_bytes(F);
-      if (++load.group == load.end) load.enter(a, load.slot + 1, experts);
-    }
-    commit_copies();
+    from[i] = nullptr;
+    if (load.slot >= a.slots) return;
+    from[i] = a.inner + (int64_t(row) * a.slots + load.slot) * a.inner_stride + load.group * kGroupColumns +
+              2 * lane;
+    ahead[i][0].load(load.at);
+    load.at += record_bytes(F);
+    if (++load.group == load.end) load.enter(a, load.slot + 1, experts);
   };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    slots[i].clear();
-    fetch(i);
-  }
+  for (int i = 0; i < kAhead; ++i) fetch(i);
+  wait_for_inputs();
+  const float weights = lane < top_k ? chosen.weights[lane] : 0.0f;
+  const float shared_weight = a.slots > top_k ? sigmoid(a.shared_score[row]) : 0.0f;
+
   DownPlace<F> at;
   at.enter(a, 0, experts);
   float2 sum = make_float2(0.0f, 0.0f);
   float acc[1][1][4] = {};
+#pragma unroll 1
   while (at.slot < a.slots) {
+    float2 x[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      x[i] = from[i] != nullptr ? *reinterpret_cast<const float2*>(from[i]) : make_float2(0.0f, 0.0f);
+    __syncwarp();  // all lanes have read what is replaced now
+    RoundedGroup<F>::put(inputs, x);
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (at.slot >= a.slots) break;
-      wait_for_copies<kAhead - 1>();
-      __syncwarp();
-      Input<F> x[1];
-      x[0].take(slots[i], 0);
-      multiply_group<F, 1, 1>(ahead[i], x, acc);
-      __syncwarp();  // all lanes have read what is replaced now
+      Input<F> input[1];
+      inputs[i].take(input[0]);
+      multiply_group<F, 1, 1>(ahead[i], input, acc);
       fetch(i);
       if (++at.group < at.end) continue;
-      const float2 of_slot = own_sums(acc[0][0], row * a.slots + at.slot);
+      const float2 of_slot = own_sums(acc[0][0], 0);
       const float weight =
-          at.slot == a.top_k ? shared_weight : __shfl_sync(kAllLanes, weights, at.slot & (kWarp - 1));
+          at.slot == top_k ? shared_weight : __shfl_sync(kAllLanes, weights, at.slot & (kWarp - 1));
       sum.x = fmaf(weight, of_slot.x, sum.x);
       sum.y = fmaf(weight, of_slot.y, sum.y);
 #pragma unroll
@@ -450,13 +468,30 @@ size_t expert_bytes(int rows, int slots, int inner_stride) {
   return score_bytes(rows) + size_t(rows) * size_t(slots) * size_t(inner_stride) * sizeof(float);
 }
 
+Choices choices_of(View logits, int top_k, bool normalise) {
+  TD_CHECK(top_k <= kMaxTopK && logits.cols <= kMaxExperts, "%d of %d experts a row, at most %d of %d", top_k,
+           logits.cols, kMaxTopK, kMaxExperts);
+  Choices c{};
+  c.logits = rows_of(logits);
+  c.n_experts = logits.cols;
+  c.top_k = top_k;
+  c.normalise = normalise;
+  return c;
+}
+Choices choices_of(const MoeExperts& a) {
+  Choices c{};
+  c.top_k = a.weights.top_k;
+  c.ids = static_cast<const int32_t*>(a.ids.data);
+  c.ids_stride = a.ids.stride;
+  c.weights = rows_of(a.choice_weights);
+  return c;
+}
+
 }  // namespace
 
 void CudaBackend::do_moe_route(View logits, bool normalise, MutView ids, MutView weights) {
-  TD_CHECK(ids.cols <= kMaxTopK && logits.cols <= kMaxExperts, "%d of %d experts a row, at most %d of %d",
-           ids.cols, logits.cols, kMaxTopK, kMaxExperts);
-  card_->launch(route_kernel, {unsigned(logits.rows)}, kThreads, 0,
-                RouteArgs{rows_of(logits), logits.cols, ids.cols, normalise, static_cast<int32_t*>(ids.data),
+  card_->launch(route_kernel, {unsigned(logits.rows)}, kWarp, 0,
+                RouteArgs{choices_of(logits, ids.cols, normalise), static_cast<int32_t*>(ids.data),
                           ids.stride, rows_of(weights)});
 }
 
@@ -481,7 +516,7 @@ ActivationRows CudaBackend::rows_for(std::initializer_list<const Weight*> reader
   return activation_rows(rows, (*readers.begin())->k(), bf16, f16, may_grow());
 }
 
-void CudaBackend::do_moe_experts(Path, const MoeExperts& a) { experts(a, nullptr); }
+void CudaBackend::do_moe_experts(Path, const MoeExperts& a) { experts(a, nullptr, nullptr); }
 
 void CudaBackend::do_moe(const Step& step, const Moe& a, Scratch& s) {
   const MoeWeights& w = a.weights;
@@ -495,11 +530,15 @@ void CudaBackend::do_moe(const Step& step, const Moe& a, Scratch& s) {
   const MutView ids = s.choice.row_range(0, rows).col_range(0, w.top_k),
                 weights = s.choice_weight.row_range(0, rows).col_range(0, w.top_k);
   product(x, {}, router, logits, false);
-  moe_route(logits, w.normalise, ids, weights);
-  experts({.x = a.x, .weights = w, .ids = ids, .choice_weights = weights, .residual = a.x}, &x);
+  // A few rows' kernels choose for themselves.
+  const View own = logits;
+  const bool is_many = is_many_for_experts(rows);
+  if (is_many) moe_route(logits, w.normalise, ids, weights);
+  experts({.x = a.x, .weights = w, .ids = ids, .choice_weights = weights, .residual = a.x}, &x,
+          is_many ? nullptr : &own);
 }
 
-void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) {
+void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x, const View* logits) {
   const MoeWeights& w = a.weights;
   const bool shared = w.shared_down != nullptr;
   const int rows = a.x.rows, slots = w.top_k + (shared ? 1 : 0);
@@ -539,23 +578,23 @@ void CudaBackend::experts(const MoeExperts& a, const ActivationRows* rounded_x) 
   }
   const ExpertPart up = expert_part(w.gate_up), shared_up = expert_part(w.shared_gate_up);
   const unsigned tiles = unsigned(inner_stride) / kTileRows;
+  const Choices choices = logits != nullptr ? choices_of(*logits, w.top_k, w.normalise) : choices_of(a);
   by_format(ours(*w.gate_up).parts[0].format, [&](auto format) {
     card_->launch(expert_up_kernel<format()>, {tiles, unsigned(slots + (shared ? 1 : 0)), unsigned(rows)},
                   kThreads, 0,
-                  UpArgs{up, shared_up, score_too ? expert_part(w.shared_gate) : ExpertPart{}, ids,
-                         a.ids.stride, w.top_k, x, inner, int64_t(inner_stride), slots, score});
+                  UpArgs{up, shared_up, score_too ? expert_part(w.shared_gate) : ExpertPart{}, choices, x,
+                         inner, int64_t(inner_stride), slots, score});
   });
-  const View all{inner, DType::f32, rows * slots, int(inner_stride), int64_t(inner_stride)};
-  const CudaWeight& down = ours(*w.down);
-  const ActivationRows inner_rows =
-      activation_rows(all.rows, all.cols, down.takes_bf16(), down.takes_f16(), may_grow());
-  round_rows(all, all.cols, inner_rows);
+  // Directly after it, for what it may read ahead.
+  const unsigned down_tiles = unsigned(expert_part(w.down).tiles);
+  const DownArgs down{expert_part(w.down),   expert_part(w.shared_down), choices,    score, slots, inner,
+                      int64_t(inner_stride), rows_of(a.residual),        w.down->n()};
   by_format(ours(*w.down).parts[0].format, [&](auto format) {
-    card_->launch(expert_down_kernel<format()>, {unsigned(expert_part(w.down).tiles), unsigned(rows)},
-                  kThreads, 0,
-                  DownArgs{expert_part(w.down), expert_part(w.shared_down), ids, a.ids.stride,
-                           rows_of(a.choice_weights), score, w.top_k, slots, inner_rows, rows_of(a.residual),
-                           w.down->n()});
+    // Blocks that have a processor to themselves ask for more at once.
+    constexpr bool kLarge = format() == LinearFormat::bf16 || is_wide(format());
+    const auto kernel = int(down_tiles) * rows <= card_->info().n_sms ? expert_down_kernel < format(),
+               kLarge ? 5 : 9, 1 > : expert_down_kernel < format(), kLarge ? 3 : 5, 2 > ;
+    card_->launch(kernel, {down_tiles, unsigned(rows)}, kThreads, 0, down);
   });
 }
 

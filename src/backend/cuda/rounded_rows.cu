@@ -73,20 +73,20 @@ __global__ void __launch_bounds__(kThreads) gated_norm_kernel(const __grid_const
   if (head >= a.heads) return;
   const float* o = a.o.row(row) + head * a.d;
   const float* z = a.z.row(row) + head * a.d;
-  float gate[kMostGroups][2];
+  float2 gate[kMostGroups], value[kMostGroups];
 #pragma unroll
   for (int i = 0; i < kMostGroups; ++i) {
     const int c = i * kGroupColumns + 2 * lane;
-    gate[i][0] = c < a.d ? z[c] : 0.0f;
-    gate[i][1] = c < a.d ? z[c + 1] : 0.0f;
+    gate[i] = c < a.d ? make_float2(z[c], z[c + 1]) : make_float2(0.0f, 0.0f);
+    value[i] = c < a.d ? make_float2(o[c], o[c + 1]) : make_float2(0.0f, 0.0f);
   }
-  const float inv = inverse_norm_of_warp(o, a.d, a.eps);
+  const float inv = inverse_norm_of_warp(value, a.d, a.eps);
 #pragma unroll
   for (int i = 0; i < kMostGroups; ++i) {
     const int c = i * kGroupColumns + 2 * lane;
     if (i * kGroupColumns >= a.d) break;
-    store_group(a.y, row, (head * a.d + c) / kGroupColumns, o[c] * inv * gain[i][0] * silu(gate[i][0]),
-                o[c + 1] * inv * gain[i][1] * silu(gate[i][1]));
+    store_group(a.y, row, (head * a.d + c) / kGroupColumns, value[i].x * inv * gain[i][0] * silu(gate[i].x),
+                value[i].y * inv * gain[i][1] * silu(gate[i].y));
   }
 }
 
@@ -161,6 +161,15 @@ void CudaBackend::do_attention_inputs(const Step& step, const AttentionInputs& a
                         .eps = a.eps,
                         .angles = a.angles,
                         .cache = a.cache});
+}
+
+void CudaBackend::do_attention_output(const Step& step, const AttentionOutput& a, Scratch& s) {
+  const CudaWeight& w = ours(*a.projection);
+  if (step.path != Path::decode || !takes_rounded_rows(w) || a.attention.shape.d_head % kGroupColumns != 0)
+    return Backend::do_attention_output(step, a, s);
+  const ActivationRows y = activation_rows(step.n_rows, w);
+  attend_rows(step, a.attention, &y);
+  product(y, {}, w, a.x, true);
 }
 
 void CudaBackend::do_mlp(const Step& step, const Mlp& a, Scratch& s) {
