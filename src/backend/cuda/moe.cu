@@ -5,8 +5,8 @@
 // for all experts of all rows, the shared one as one expert more; then the down products, where a block walks
 // the experts of its row in ascending order and adds weight * product to the sum of each of its column parts
 // before the tree. Inside a fused block each of them chooses the row's experts itself, from the logits
-// (routing.cuh); a warp of the down product rounds the columns that it reads. Experts that rows share are read
-// from memory once and from the cache again. Many rows go through moe_many.cu.
+// (routing.cuh); a warp of the down product rounds the columns that it reads. Experts that rows share are
+// read from memory once and from the cache again. Many rows go through moe_many.cu.
 #include <algorithm>
 
 #include "backend/cuda/cuda.h"
