@@ -64,25 +64,38 @@ void StopMatcher::link() {
   }
 }
 
-StopMatcher::Output StopMatcher::feed(std::string_view piece) {
-  TD_CHECK(!ended_, "text fed behind a stop string (%zu bytes)\n", piece.size());
-  Output out;
-  for (const char byte : piece) {
-    held_ += byte;
-    state_ = step(state_, byte);
-    const Node& node = nodes_[size_t(state_)];
-    if (node.longest >= 0) {
-      const size_t length = lengths_[size_t(node.longest)];
-      out.text += held_.substr(0, held_.size() - (stop_text_ == StopText::include ? 0 : length));
-      out.matched = size_t(node.longest);
-      held_.clear();
-      ended_ = true;
-      return out;
-    }
+// All that was held and `piece`, but for the last n_kept bytes, which are held from now on.
+void StopMatcher::give(std::string_view piece, size_t n_kept, std::string& out) {
+  if (n_kept <= piece.size()) {
+    out += held_;
+    out += piece.substr(0, piece.size() - n_kept);
+    held_.assign(piece.substr(piece.size() - n_kept));
+  } else {
+    const size_t free = held_.size() + piece.size() - n_kept;
+    out.append(held_, 0, free);
+    held_.erase(0, free);
+    held_ += piece;
   }
-  const size_t free = held_.size() - size_t(nodes_[size_t(state_)].depth);
-  out.text = held_.substr(0, free);
-  held_.erase(0, free);
+}
+
+std::optional<StopMatcher::Match> StopMatcher::feed(std::string_view piece, std::string& out) {
+  TD_CHECK(!ended_, "text fed behind a stop string (%zu bytes)\n", piece.size());
+  for (size_t i = 0; i < piece.size(); ++i) {
+    state_ = step(state_, piece[i]);
+    const int longest = nodes_[size_t(state_)].longest;
+    if (longest < 0) continue;
+    give(piece.substr(0, i + 1), stop_text_ == StopText::include ? 0 : lengths_[size_t(longest)], out);
+    held_.clear();
+    ended_ = true;
+    return Match{size_t(longest), i + 1};
+  }
+  give(piece, size_t(nodes_[size_t(state_)].depth), out);
+  return std::nullopt;
+}
+
+StopMatcher::Output StopMatcher::feed(std::string_view piece) {
+  Output out;
+  if (const auto match = feed(piece, out.text)) out.matched = match->stop;
   return out;
 }
 

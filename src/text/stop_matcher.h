@@ -32,11 +32,19 @@ class StopMatcher {
   // The next piece of text. After a match the rest of the piece is dropped, and nothing more may be fed.
   Output feed(std::string_view piece);
 
+  struct Match {
+    size_t stop = 0;  // index into `stops`
+    size_t used = 0;  // bytes of the piece up to the end of the match
+  };
+  // The same, appending to `out`. To go on behind a match, call finish() and feed the rest of the piece.
+  std::optional<Match> feed(std::string_view piece, std::string& out);
+
   // What was held back, at the end of the text without a match (end of sequence, length).
   std::string finish();
 
   // Bytes held back at the moment: the last n_held() bytes that were fed.
   size_t n_held() const { return held_.size(); }
+  size_t stop_length(size_t stop) const { return lengths_[stop]; }
 
  private:
   struct Node {
@@ -46,6 +54,7 @@ class StopMatcher {
     int longest = -1;  // the longest stop string that ends here
   };
   StopMatcher() : nodes_(1) {}
+  void give(std::string_view piece, size_t n_kept, std::string& out);
   int child(int node, char byte) const;
   int step(int node, char byte) const;
   void link();
