@@ -17,6 +17,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+int pages_of(int positions) { return (positions + kPageTokens - 1) / kPageTokens; }
+
 constexpr size_t kFinishedKept = 256;
 
 }  // namespace
@@ -41,15 +45,26 @@ Result<std::unique_ptr<Engine>> Engine::create(Decoder& decoder, const EngineOpt
     trees = trees || d->makes_trees();
   }
   options.tree_nodes = trees ? std::clamp(options.tree_nodes, 0, kMaxDraft) : 0;
-  const StateLimits limits{.max_sequences = options.max_sequences,
-                           .max_positions = options.max_positions,
-                           .tape_rows = 1 + std::max(draft, options.tree_nodes)};
+  StateLimits limits{.max_sequences = options.max_sequences,
+                     .max_positions = options.max_positions,
+                     .tape_rows = 1 + std::max(draft, options.tree_nodes)};
+  TD_CHECK(options.checkpoint_interval > 0 && options.checkpoint_interval % kChunkTokens == 0,
+           "a checkpoint every %d positions", options.checkpoint_interval);
+  if (const size_t bytes = options.prefix_cache_bytes; bytes > 0) {
+    const StateShape shape = decoder.state_shape();
+    const size_t page = size_t(shape.n_attention_layers) * decoder.backend().kv_page_bytes(shape.attention);
+    const size_t checkpoint = StatePool::checkpoint_bytes(shape);
+    const size_t for_pages = checkpoint > 0 ? bytes / 2 : bytes;
+    limits.extra_pages = page > 0 ? int(for_pages / page) : 0;
+    limits.checkpoints = checkpoint > 0 ? int(std::max<size_t>(1, (bytes - for_pages) / checkpoint)) : 0;
+  }
   TD_ASSIGN_OR_RETURN(StatePool pool, StatePool::create(decoder.backend(), decoder.state_shape(), limits));
   return std::unique_ptr<Engine>(new Engine(decoder, options, std::move(pool)));
 }
 
 Engine::Engine(Decoder& decoder, const EngineOptions& options, StatePool pool)
     : decoder_(&decoder), options_(options), pool_(std::move(pool)), sampler_(decoder.shape().n_vocab) {
+  if (options_.prefix_cache_bytes > 0) prefixes_.emplace(pool_);
   const auto n = size_t(options.max_sequences);
   active_.reserve(n);
   seqs_.reserve(n);
@@ -82,38 +97,94 @@ Result<int> Engine::submit(Request request) {
   if (request.max_tokens < 1)
     return Error{fmt::format("max_tokens is {}, expected at least 1", request.max_tokens)};
   TD_RETURN_IF_ERROR(validate(request.sampling, shape.n_vocab));
-  waiting_.emplace_back(next_number_, std::move(request));
+  waiting_.push_back({next_number_, std::move(request), now_s()});
   return next_number_++;
 }
 
 void Engine::admit() {
   while (!waiting_.empty() && pool_.free_slots() > 0 && int(active_.size()) < options_.max_sequences) {
-    auto& [number, request] = waiting_.front();
-    const int prompt = int(request.prompt.size());
-    const int context = std::min(decoder_->shape().max_positions, options_.max_positions);
-    const int limit = std::min(request.max_tokens, context - prompt);
-    const int pages = (prompt + limit + kPageTokens - 1) / kPageTokens;
-    int promised = 0;  // pages that active sequences may still take
-    for (const auto& a : active_) {
-      promised += (int(a->request.prompt.size()) + a->limit + kPageTokens - 1) / kPageTokens -
-                  int(a->state.pages().size());
-    }
-    if (pages > pool_.free_pages() - promised) break;  // waits until others finish
-    Result<SequenceState> state = SequenceState::create(pool_);
-    TD_CHECK(state.ok(), "a free slot could not be taken: %s", state.error().message.c_str());
-    TokenHistory history(request.prompt, request.sampling, limit);
-    auto a = std::make_unique<Active>(Active{.number = number,
-                                             .request = std::move(request),
-                                             .state = *std::move(state),
-                                             .history = std::move(history)});
-    a->limit = limit;
-    a->stats.prompt_tokens = prompt;
-    a->text.reserve(size_t(prompt + limit));
-    a->text = a->request.prompt;
-    begin_drafting(*a);
-    active_.push_back(std::move(a));
+    if (!admit(waiting_.front())) break;
     waiting_.pop_front();
   }
+}
+
+bool Engine::admit(Waiting& waiting) {
+  Request& request = waiting.request;
+  const int prompt = int(request.prompt.size());
+  const int context = std::min(decoder_->shape().max_positions, options_.max_positions);
+  const int limit = std::min(request.max_tokens, context - prompt);
+  Result<SequenceState> state = SequenceState::create(pool_);
+  TD_CHECK(state.ok(), "a free slot could not be taken: %s", state.error().message.c_str());
+  PrefixTree::Match match;
+  if (uses_cache(request)) {
+    match = prefixes_->find(request.prompt, request.cache_salt);
+    state->begin_with(match.pages, match.checkpoint);
+  }
+  // Pages that active sequences may still take are promised: none of them can fail for want of one.
+  int wanted = pages_of(prompt + limit) - int(state->pages().size());
+  for (const auto& a : active_) {
+    wanted += pages_of(int(a->request.prompt.size()) + a->limit) - int(a->state.pages().size());
+  }
+  if (wanted > pool_.free_pages()) {
+    if (!prefixes_ || wanted > pool_.free_pages() + prefixes_->pages_held_alone()) return false;
+    prefixes_->evict_pages(wanted - pool_.free_pages());
+  }
+  std::vector<int> stops;
+  if (uses_cache(request)) stops = chunk_stops(request, match);
+  TokenHistory history(request.prompt, request.sampling, limit);
+  auto a = std::make_unique<Active>(Active{.number = waiting.number,
+                                           .request = std::move(request),
+                                           .state = *std::move(state),
+                                           .history = std::move(history)});
+  a->limit = limit;
+  a->n_prefilled = a->state.length();
+  a->stops = std::move(stops);
+  a->submitted = waiting.submitted;
+  a->stats.prompt_tokens = prompt;
+  a->stats.cached_tokens = a->state.length();
+  a->stats.queue_s = now_s() - waiting.submitted;
+  a->text.reserve(size_t(prompt + limit));
+  a->text = a->request.prompt;
+  begin_drafting(*a);
+  active_.push_back(std::move(a));
+  return true;
+}
+
+// A model without recurrent layers can begin after any page. Others need their state, which is kept where a
+// later prompt may part from this one: where this one has parted from another, at the places the request
+// names, now and then in a long prompt, and at its last page.
+std::vector<int> Engine::chunk_stops(const Request& request, const PrefixTree::Match& match) const {
+  if (pool_.shape().n_delta_layers == 0) return {};
+  const int last = (int(request.prompt.size()) - 1) / kChunkTokens * kChunkTokens;
+  const int begin = int(match.pages.size()) * kPageTokens;
+  std::vector<int> stops = {last, match.n_matched};
+  for (const int at : request.fork_points) stops.push_back(at / kChunkTokens * kChunkTokens);
+  for (int at = options_.checkpoint_interval; at < last; at += options_.checkpoint_interval) {
+    stops.push_back(at);
+  }
+  std::sort(stops.begin(), stops.end());
+  stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
+  std::erase_if(stops, [&](int at) { return at <= begin || at > last; });
+  return stops;
+}
+
+// Chunks end at absolute multiples of 64, so that results do not depend on where the prompt was cut.
+int Engine::chunk_end(const Active& a) const {
+  const int end = std::min(int(a.request.prompt.size()),
+                           (a.n_prefilled + options_.prefill_chunk) / kChunkTokens * kChunkTokens);
+  const auto stop = std::upper_bound(a.stops.begin(), a.stops.end(), a.n_prefilled);
+  return stop == a.stops.end() ? end : std::min(end, *stop);
+}
+
+// What a chunk has computed is there for others at once, and stays when the request is cancelled.
+void Engine::keep_prefix(Active& a) {
+  if (!uses_cache(a.request)) return;
+  prefixes_->insert(a.state, a.request.prompt, a.request.cache_salt,
+                    std::binary_search(a.stops.begin(), a.stops.end(), a.n_prefilled));
+}
+
+void Engine::clear_prefix_cache() {
+  if (prefixes_) prefixes_->clear();
 }
 
 // A drafter without room for a sequence is no reason to refuse it: it is decoded plainly.
@@ -121,6 +192,7 @@ void Engine::begin_drafting(Active& a) {
   DraftArm* arm = choose_arm(arms_);
   if (arm == nullptr) return;
   const DraftedSequence sequence{.prompt = a.request.prompt,
+                                 .start = a.n_prefilled,
                                  .sampling = &a.request.sampling,
                                  .n_tokens = options_.n_text_tokens,
                                  .wants_q = options_.accept.mode != AcceptMode::coupled};
@@ -155,8 +227,7 @@ void Engine::prefill_one(const Sink& sink) {
   Active& a = **it;
   const Clock::time_point start = Clock::now();
   const auto total = int(a.request.prompt.size());
-  // Chunks end at absolute multiples of 64, so that results do not depend on where the prompt was cut.
-  const int end = std::min(total, (a.n_prefilled + options_.prefill_chunk) / kChunkTokens * kChunkTokens);
+  const int end = chunk_end(a);
   const int n = end - a.n_prefilled;
   if (const Status status = a.state.begin_prefill(n); !status.ok())
     return fail(a, status.error().message, sink);
@@ -171,12 +242,14 @@ void Engine::prefill_one(const Sink& sink) {
     a.arm->drafter->observe(observations_);
   }
   a.n_prefilled = end;
+  keep_prefix(a);
   if (end == total) {
     Active* const one[] = {&a};
     decoder_->head(n - 1, 1, row_choice(one));
     const Said said = said_after(a, n - 1);
     a.answering = true;
     a.stats.prefill_s += seconds_since(start);
+    a.stats.ttft_s = now_s() - a.submitted;
     choose(a, said, std::nullopt, sink);
     return;
   }
@@ -206,7 +279,7 @@ void Engine::drop_done() {
 }
 
 void Engine::cancel(int request) {
-  std::erase_if(waiting_, [&](const auto& w) { return w.first == request; });
+  std::erase_if(waiting_, [&](const auto& w) { return w.number == request; });
   for (const auto& a : active_) {
     if (a->number == request) a->done = true;
   }

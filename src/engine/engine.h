@@ -27,6 +27,7 @@
 #include "sample/sampler.h"
 #include "speculate/drafter.h"
 #include "speculate/length.h"
+#include "state/prefix_tree.h"
 #include "state/state_pool.h"
 
 namespace tandem {
@@ -37,6 +38,11 @@ struct Request {
       sampling;          // its stop_ids end the answer and are not part of it; empty: nothing ends it early
   int max_tokens = 256;  // cut to what the context still holds
   std::optional<int> top_logprobs;  // give every token's log-probability, and those of this many best
+  bool prefix_cache = true;         // false: neither reads nor fills the engine's prefix tree
+  std::string cache_salt = {};      // requests of different salts share no cached prefix
+  // Where other requests may part from this prompt (the end of the system segment, the last user turn): a
+  // model with recurrent layers keeps its state there. Positions in the prompt, in any order.
+  std::vector<int> fork_points = {};
 };
 
 enum class FinishReason : uint8_t { none, stop, length, error };
@@ -52,8 +58,11 @@ struct Event {
 
 struct RequestStats {
   int prompt_tokens = 0;
+  int cached_tokens = 0;  // of the prompt, not computed again
   int generated_tokens = 0;
-  double prefill_s = 0;  // until the first token was chosen
+  double queue_s = 0;    // from submit until it was given a slot
+  double ttft_s = 0;     // from submit until the first token was chosen
+  double prefill_s = 0;  // computing, until the first token was chosen
   double decode_s = 0;   // after it
   SpeculationStats speculation;
   // Of the tokens after the first.
@@ -62,9 +71,11 @@ struct RequestStats {
 
 struct EngineOptions {
   int max_sequences = 1;
-  int max_positions = 0;    // of all sequences together; 0: one full context
-  int prefill_chunk = 512;  // rows, a multiple of 64
-  int n_text_tokens = 0;    // ids from here on have no text and are never chosen; 0: all may be
+  int max_positions = 0;           // of all sequences together; 0: one full context
+  int prefill_chunk = 512;         // rows, a multiple of 64
+  size_t prefix_cache_bytes = 0;   // memory for prefixes of earlier prompts, made at once; 0: none
+  int checkpoint_interval = 4096;  // of recurrent state in long prompts, a multiple of 64
+  int n_text_tokens = 0;           // ids from here on have no text and are never chosen; 0: all may be
   // Must outlive the engine and have room for max_sequences each. Several: a sequence gets the one that has
   // sped up most so far (draft_arms.h), the first of them at first.
   std::vector<Drafter*> drafters = {};
@@ -93,6 +104,10 @@ class Engine {
   // Ends a request without an event. Unknown numbers are ignored.
   void cancel(int request);
 
+  // Null without a prefix cache.
+  const PrefixTree* prefix_tree() const { return prefixes_ ? &*prefixes_ : nullptr; }
+  void clear_prefix_cache();
+  const StatePool& pool() const { return pool_; }
   // Of the request that finished last, or of an active one.
   const RequestStats& stats(int request) const;
   // Of all requests that have finished with a drafter.
@@ -105,6 +120,8 @@ class Engine {
     SequenceState state;
     TokenHistory history;
     int n_prefilled = 0;
+    std::vector<int> stops = {};     // chunks of its prompt end here at the latest, ascending
+    double submitted = 0;            // seconds of the steady clock
     int limit = 0;                   // tokens that may be generated
     std::vector<TokenId> text = {};  // prompt and output; the last one is chosen, not yet fed
     bool answering = false;
@@ -133,6 +150,17 @@ class Engine {
 
   Engine(Decoder& decoder, const EngineOptions& options, StatePool pool);
   void admit();
+  struct Waiting {
+    int number;
+    Request request;
+    double submitted;
+  };
+  // False: it must wait until others finish.
+  bool admit(Waiting& waiting);
+  bool uses_cache(const Request& request) const { return prefixes_ && request.prefix_cache; }
+  std::vector<int> chunk_stops(const Request& request, const PrefixTree::Match& match) const;
+  int chunk_end(const Active& a) const;
+  void keep_prefix(Active& a);
   void begin_drafting(Active& a);
   void prefill_one(const Sink& sink);
   // One round (decode_round.cc), in its parts.
@@ -174,9 +202,10 @@ class Engine {
   Decoder* decoder_;
   EngineOptions options_;
   StatePool pool_;
+  std::optional<PrefixTree> prefixes_;
   Sampler sampler_;
   int next_number_ = 0;
-  std::deque<std::pair<int, Request>> waiting_;
+  std::deque<Waiting> waiting_;
   std::vector<std::unique_ptr<Active>> active_;
   std::vector<std::pair<int, RequestStats>> finished_;  // the last few
   std::vector<DraftArm> arms_;

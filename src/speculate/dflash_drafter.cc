@@ -61,6 +61,7 @@ int DflashDrafter::max_draft() const { return std::min(kMaxDraft, network_->conf
 Status DflashDrafter::begin(int slot, const DraftedSequence& sequence) {
   TD_ASSIGN_OR_RETURN(SequenceState state, SequenceState::create(pool_));
   sequences_[size_t(slot)].state = std::move(state);
+  sequences_[size_t(slot)].base = sequence.start;
   sequences_[size_t(slot)].n_waiting = 0;
   choice_.begin(slot, sequence);
   return {};
@@ -70,9 +71,9 @@ void DflashDrafter::observe(std::span<const Observation> steps) {
   Backend& backend = target_->backend();
   for (const Observation& o : steps) {
     Sequence& s = sequences_[size_t(o.slot)];
-    TD_CHECK(s.state->length() + s.n_waiting == o.start,
-             "slot %d: positions from %d on, the drafter has %d + %d", o.slot, o.start, s.state->length(),
-             s.n_waiting);
+    TD_CHECK(s.base + s.state->length() + s.n_waiting == o.start,
+             "slot %d: positions from %d on, the drafter has %d + %d", o.slot, o.start,
+             s.base + s.state->length(), s.n_waiting);
     const int n = int(o.rows.size());
     if (n == 0) continue;
     if (s.n_waiting + n > kMaxWaiting) feed(std::span(&o.slot, 1));
@@ -137,9 +138,10 @@ void DflashDrafter::draft_blocks(std::span<const DraftRequest> requests) {
   ids_.clear();
   drafting_.clear();
   for (const DraftRequest& r : requests) {
+    const int base = sequences_[size_t(r.slot)].base;
     SequenceState& state = *sequences_[size_t(r.slot)].state;
-    TD_CHECK(state.length() + 1 == int(r.text.size()), "slot %d: %zu tokens, %d observed", r.slot,
-             r.text.size(), state.length());
+    TD_CHECK(base + state.length() + 1 == int(r.text.size()), "slot %d: %zu tokens, %d observed", r.slot,
+             r.text.size(), base + state.length());
     // Beyond the positions it was made for the drafter has nothing to say.
     if (state.length() + config.block_size > network_->max_positions()) continue;
     if (!state.begin_verify(config.block_size).ok()) continue;

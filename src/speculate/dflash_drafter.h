@@ -42,6 +42,7 @@ class DflashDrafter final : public Drafter {
   static constexpr int kMaxWaiting = 64;
   struct Sequence {
     std::optional<SequenceState> state;  // the network's cache
+    int base = 0;                        // the position that is its first
     int n_waiting = 0;                   // rows of the positions behind it
   };
   MutView waiting(int slot, int first, int n) const {

@@ -55,6 +55,8 @@ struct Draft {
 // A sequence as it begins. Spans live for the call only.
 struct DraftedSequence {
   std::span<const TokenId> prompt;
+  // The first position that will be observed; those before came from a cache. Drafts may be worse for it.
+  int start = 0;
   const SamplingParams* sampling = nullptr;
   int n_tokens = 0;      // ids from here on are never chosen
   bool wants_q = false;  // rejection sampling: say what drafts were drawn from
@@ -98,7 +100,8 @@ class Drafter {
   // Errors: no room for the sequence.
   virtual Status begin(int slot, const DraftedSequence& sequence) = 0;
   virtual void end(int slot) = 0;
-  // Prompt chunks and verify steps alike. Every position of a sequence is observed once, in order.
+  // Prompt chunks and verify steps alike. Every position from DraftedSequence::start on is observed once, in
+  // order.
   virtual void observe(std::span<const Observation> steps) = 0;
   virtual void propose(std::span<const DraftRequest> requests) = 0;
 };

@@ -57,6 +57,7 @@ Status MtpDrafter::begin(int slot, const DraftedSequence& sequence) {
   TD_ASSIGN_OR_RETURN(SequenceState state, SequenceState::create(pool_));
   Sequence& s = sequences_[size_t(slot)];
   s.state = std::move(state);
+  s.base = sequence.start;
   s.n_waiting = 0;
   choice_.begin(slot, sequence);
   return {};
@@ -66,9 +67,9 @@ void MtpDrafter::observe(std::span<const Observation> steps) {
   for (const Observation& o : steps) {
     Sequence& s = sequences_[size_t(o.slot)];
     const int n = int(o.rows.size()), total = s.n_waiting + n;
-    TD_CHECK(s.state->length() + s.n_waiting == o.start,
-             "slot %d: positions from %d on, the head has %d + %d", o.slot, o.start, s.state->length(),
-             s.n_waiting);
+    TD_CHECK(s.base + s.state->length() + s.n_waiting == o.start,
+             "slot %d: positions from %d on, the head has %d + %d", o.slot, o.start,
+             s.base + s.state->length(), s.n_waiting);
     if (n == 0) continue;
     if (total <= kMaxWaiting) {  // the next draft will take them along
       head_->hidden_of_target(o.rows, waiting(o.slot, s.n_waiting, n));
@@ -92,7 +93,7 @@ void MtpDrafter::ingest(Sequence& s, const Observation& o, MutView hidden) {
   TD_CHECK(room.ok(), "%s", room.error().message.c_str());  // sized for the target's positions
   const SeqStep seq = s.state->rows(0);
   head_->ingest({.path = Path::prefill, .n_rows = n, .seqs = {&seq, 1}},
-                o.text.subspan(size_t(start) + 1, size_t(n)), hidden.row_range(0, n), pool_);
+                o.text.subspan(size_t(s.base + start) + 1, size_t(n)), hidden.row_range(0, n), pool_);
   s.state->end_prefill();
   s.n_waiting = hidden.rows - n;
   if (s.n_waiting > 0) {
@@ -126,8 +127,8 @@ void MtpDrafter::start_drafts(std::span<const DraftRequest> requests) {
   for (const DraftRequest& r : requests) {
     Sequence& s = sequences_[size_t(r.slot)];
     const int n = s.n_waiting, start = s.state->length();
-    TD_CHECK(n > 0 && start + n + 1 == int(r.text.size()), "slot %d: %zu tokens, %d + %d observed", r.slot,
-             r.text.size(), start, n);
+    TD_CHECK(n > 0 && s.base + start + n + 1 == int(r.text.size()), "slot %d: %zu tokens, %d + %d observed",
+             r.slot, r.text.size(), s.base + start, n);
     if (start + n + r.max > head_->max_positions() || !s.state->begin_prefill(n).ok()) continue;
     drafting_.push_back(&r);
   }
@@ -200,7 +201,8 @@ void MtpDrafter::draft_chains(int n_choices) {
       if (token < 0 || !r.draft->push(token)) break;
     }
     // Drafted rows hold guesses: the cache keeps committed positions only.
-    sequences_[size_t(r.slot)].state->truncate(int(r.text.size()) - 1);
+    Sequence& s = sequences_[size_t(r.slot)];
+    s.state->truncate(int(r.text.size()) - 1 - s.base);
   }
 }
 
@@ -266,7 +268,7 @@ void MtpDrafter::append_tokens(std::span<const int32_t> rows) {
       } else {
         // Drafted rows hold guesses: the cache keeps committed positions only.
         SequenceState& state = *sequences_[size_t(r.slot)].state;
-        state.truncate(int(r.text.size()) - 1);
+        state.truncate(int(r.text.size()) - 1 - sequences_[size_t(r.slot)].base);
       }
     }
     if (!chain_rows_.empty()) {

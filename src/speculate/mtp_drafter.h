@@ -35,6 +35,7 @@ class MtpDrafter final : public Drafter {
   static constexpr int kMaxWaiting = kMaxDecodeRows + 1;
   struct Sequence {
     std::optional<SequenceState> state;  // the head's cache
+    int base = 0;                        // the position that is its first
     int n_waiting = 0;
   };
 

@@ -31,7 +31,7 @@ DeltaLayout delta_layout(const DeltaShape& d, const StateLimits& limits) {
 
 int page_count(const StateLimits& limits) {
   // Each sequence may leave its last page partly empty.
-  return (limits.max_positions + kPageTokens - 1) / kPageTokens + limits.max_sequences;
+  return (limits.max_positions + kPageTokens - 1) / kPageTokens + limits.max_sequences + limits.extra_pages;
 }
 
 }  // namespace
@@ -41,6 +41,7 @@ size_t StatePool::bytes(const Backend& backend, const StateShape& shape, const S
   if (shape.n_delta_layers > 0) {
     total += size_t(shape.n_delta_layers) * delta_layout(shape.delta, limits).total() * sizeof(float);
   }
+  total += size_t(limits.checkpoints) * checkpoint_bytes(shape);
   if (shape.n_attention_layers > 0) {
     total += size_t(shape.n_attention_layers) * size_t(page_count(limits)) *
              backend.kv_page_bytes(shape.attention);
@@ -59,6 +60,11 @@ Result<StatePool> StatePool::create(Backend& backend, const StateShape& shape, c
         pool.recurrent_,
         backend.allocate(bytes, fmt::format("recurrent state of {} sequences", limits.max_sequences)));
   }
+  if (const size_t bytes = size_t(limits.checkpoints) * checkpoint_bytes(shape); bytes > 0) {
+    TD_ASSIGN_OR_RETURN(
+        pool.checkpoints_,
+        backend.allocate(bytes, fmt::format("{} checkpoints of recurrent state", limits.checkpoints)));
+  }
   if (shape.n_attention_layers > 0) {
     pool.n_pages_ = page_count(limits);
     pool.page_bytes_ = backend.kv_page_bytes(shape.attention);
@@ -69,10 +75,55 @@ Result<StatePool> StatePool::create(Backend& backend, const StateShape& shape, c
     pool.n_pages_ = page_count(limits);
   }
   pool.free_pages_.reserve(size_t(pool.n_pages_));
+  pool.holders_.resize(size_t(pool.n_pages_));
   for (int i = pool.n_pages_ - 1; i >= 0; --i) pool.free_pages_.push_back(i);
   pool.free_slots_.reserve(size_t(limits.max_sequences));
   for (int i = limits.max_sequences - 1; i >= 0; --i) pool.free_slots_.push_back(i);
   return pool;
+}
+
+size_t StatePool::checkpoint_bytes(const StateShape& shape) {
+  const DeltaShape& d = shape.delta;
+  return size_t(shape.n_delta_layers) * sizeof(float) *
+         (size_t(d.value_dim()) * size_t(d.d_k) + (kConvTaps - 1) * size_t(d.conv_dim()));
+}
+
+void StatePool::hold(int32_t page) {
+  TD_CHECK(holders_[size_t(page)] > 0, "page %d is held by nobody", page);
+  ++holders_[size_t(page)];
+}
+
+void StatePool::drop(int32_t page) {
+  TD_CHECK(holders_[size_t(page)] > 0, "page %d is held by nobody", page);
+  if (--holders_[size_t(page)] == 0) free_pages_.push_back(page);
+}
+
+int32_t StatePool::take_page() {
+  const int32_t page = free_pages_.back();
+  free_pages_.pop_back();
+  holders_[size_t(page)] = 1;
+  return page;
+}
+
+void StatePool::save_recurrent(int slot, int checkpoint) { copy_recurrent(slot, checkpoint, true); }
+void StatePool::load_recurrent(int checkpoint, int slot) { copy_recurrent(slot, checkpoint, false); }
+
+void StatePool::copy_recurrent(int slot, int checkpoint, bool save) {
+  TD_CHECK(checkpoint >= 0 && checkpoint < limits_.checkpoints, "checkpoint %d of %d", checkpoint,
+           limits_.checkpoints);
+  const DeltaShape& d = shape_.delta;
+  float* kept = reinterpret_cast<float*>(checkpoints_.data() + size_t(checkpoint) * checkpoint_bytes(shape_));
+  const auto copy = [&](float* live, int rows, int cols) {
+    const MutView in_slot{live + size_t(slot) * size_t(rows) * size_t(cols), DType::f32, rows, cols, cols};
+    const MutView in_checkpoint{kept, DType::f32, rows, cols, cols};
+    save ? backend_->copy_rows(in_slot, {}, in_checkpoint) : backend_->copy_rows(in_checkpoint, {}, in_slot);
+    kept += size_t(rows) * size_t(cols);
+  };
+  for (int layer = 0; layer < shape_.n_delta_layers; ++layer) {
+    const DeltaState state = delta(layer);
+    copy(state.s, d.value_dim(), d.d_k);
+    copy(state.conv, kConvTaps - 1, d.conv_dim());
+  }
 }
 
 size_t StatePool::recurrent_bytes() const {
@@ -142,7 +193,7 @@ void SequenceState::swap(SequenceState& other) {
 void SequenceState::release() {
   if (pool_ == nullptr || slot_ < 0) return;
   pool_->free_slots_.push_back(slot_);
-  pool_->free_pages_.insert(pool_->free_pages_.end(), pages_.begin(), pages_.end());
+  for (const int32_t page : pages_) pool_->drop(page);
   slot_ = -1;
 }
 
@@ -156,10 +207,25 @@ Status SequenceState::reserve_pages(int positions) {
                     positions, missing, kPageTokens, pool_->free_pages_.size())};
   }
   for (size_t i = 0; i < missing; ++i) {
-    pages_.push_back(pool_->free_pages_.back());
-    pool_->free_pages_.pop_back();
+    pages_.push_back(pool_->take_page());
   }
   return {};
+}
+
+void SequenceState::begin_with(std::span<const int32_t> pages, int checkpoint) {
+  TD_CHECK(length_ == 0 && pages_.empty() && step_rows_ == 0, "begin_with() after %d positions", length_);
+  for (const int32_t page : pages) {
+    pool_->hold(page);
+    pages_.push_back(page);
+  }
+  length_ = int(pages.size()) * kPageTokens;
+  if (length_ > 0 && pool_->shape_.n_delta_layers > 0) pool_->load_recurrent(checkpoint, slot_);
+}
+
+void SequenceState::share_page(size_t index, int32_t page) {
+  TD_CHECK(int(index + 1) * kPageTokens <= length_ && step_rows_ == 0, "page %zu is not full", index);
+  pool_->hold(page);
+  pool_->drop(std::exchange(pages_[index], page));
 }
 
 Status SequenceState::begin_prefill(int n) {

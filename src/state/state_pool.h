@@ -24,6 +24,8 @@ struct StateLimits {
   int max_sequences = 1;
   int max_positions = 0;  // of all sequences together, rounded up to pages per sequence
   int tape_rows = 1;      // most rows of a decode step of one sequence: 1 + the longest draft
+  int extra_pages = 0;    // for a prefix tree, beyond what sequences need
+  int checkpoints = 0;    // copies of one sequence's recurrent state, for a prefix tree
 };
 
 class SequenceState;
@@ -40,6 +42,18 @@ class StatePool {
   int tape_rows() const { return limits_.tape_rows; }
   int free_pages() const { return int(free_pages_.size()); }
   int free_slots() const { return int(free_slots_.size()); }
+  int total_pages() const { return n_pages_; }
+  int n_checkpoints() const { return limits_.checkpoints; }
+
+  // Pages are shared by count: sequences and a prefix tree hold them, and a page nobody holds is free. Only
+  // full pages of prompts, which nobody writes any more, may have more than one holder.
+  int holders(int32_t page) const { return holders_[size_t(page)]; }
+  void hold(int32_t page);
+  void drop(int32_t page);
+  // Copies the recurrent state of a slot, whose tape must be empty, to a checkpoint, and back to any slot.
+  void save_recurrent(int slot, int checkpoint);
+  void load_recurrent(int checkpoint, int slot);
+  static size_t checkpoint_bytes(const StateShape& shape);
   // Bytes of recurrent state one decode row makes a step read and write (all layers).
   size_t recurrent_bytes() const;
   // Bytes of keys and values of one position (all layers).
@@ -50,6 +64,8 @@ class StatePool {
 
  private:
   friend class SequenceState;
+  int32_t take_page();
+  void copy_recurrent(int slot, int checkpoint, bool save);
   StatePool(Backend& backend, const StateShape& shape, const StateLimits& limits)
       : backend_(&backend), shape_(shape), limits_(limits) {}
 
@@ -61,7 +77,9 @@ class StatePool {
   size_t page_bytes_ = 0;
   DeviceBuffer recurrent_;
   DeviceBuffer pages_;
+  DeviceBuffer checkpoints_;
   std::vector<int32_t> free_pages_;
+  std::vector<int32_t> holders_;  // of each page
   std::vector<int> free_slots_;
 };
 
@@ -81,6 +99,12 @@ class SequenceState {
   ~SequenceState();
 
   int length() const { return length_; }  // committed positions
+
+  // An empty sequence begins with full pages that others hold too, and the recurrent state of a checkpoint
+  // taken after them (ignored by models without).
+  void begin_with(std::span<const int32_t> pages, int checkpoint);
+  // Lets go of a full page for another one with the same content.
+  void share_page(size_t index, int32_t page);
 
   // The next step feeds n prompt tokens. Folds what a tape still holds. Errors: no free page.
   Status begin_prefill(int n);
