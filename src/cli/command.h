@@ -20,6 +20,7 @@ int run_tokenize(Arguments args);
 int run_inspect(Arguments args);
 int run_quantize(Arguments args);
 int run_draft_vocab(Arguments args);
+int run_serve(Arguments args);
 int run_doctor(Arguments args);
 int run_bench(Arguments args);
 

@@ -23,6 +23,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"generate", "continue a prompt, or answer it", run_generate},
     {"chat", "talk with a model", run_chat},
+    {"serve", "answer over HTTP, as the OpenAI API does", run_serve},
     {"score", "log-probabilities of given tokens, perplexity of a text", run_score},
     {"tokenize", "text to token ids and back", run_tokenize},
     {"inspect", "what is in a checkpoint, what it needs, what will run it", run_inspect},
