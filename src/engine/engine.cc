@@ -220,11 +220,23 @@ void Engine::run(const Sink& sink) {
   while (!idle()) step(sink);
 }
 
+Engine::Active* Engine::next_to_prefill() {
+  constexpr double kPatience = 10;  // seconds
+  const double now = now_s();
+  Active* next = nullptr;
+  for (const auto& a : active_) {  // in the order of arrival
+    if (a->answering || a->done) continue;
+    if (now - a->submitted > kPatience) return a.get();
+    const auto left = [](const Active& x) { return int(x.request.prompt.size()) - x.n_prefilled; };
+    if (next == nullptr || left(*a) < left(*next)) next = a.get();
+  }
+  return next;
+}
+
 void Engine::prefill_one(const Sink& sink) {
-  const auto it =
-      std::find_if(active_.begin(), active_.end(), [](const auto& a) { return !a->answering && !a->done; });
-  if (it == active_.end()) return;
-  Active& a = **it;
+  Active* const next = next_to_prefill();
+  if (next == nullptr) return;
+  Active& a = *next;
   const Clock::time_point start = Clock::now();
   const auto total = int(a.request.prompt.size());
   const int end = chunk_end(a);

@@ -3,10 +3,11 @@
 //
 //   submit -> waiting -> (a slot is free) prefill in chunks -> first token -> decode rounds -> finished
 //
-// One thread calls. Each step() runs one chunk of one prompt, if there is one, and one round of every
-// sequence that has begun to answer, so that a long prompt holds up the others by a chunk at most. A round is
-// draft -> verify (one step of the target) -> accept -> commit; without a drafter, or where drafting does not
-// pay, the draft is empty and the round is a plain decode step.
+// One thread calls. Each step() runs one chunk of one prompt, if there is one (the shortest first, so that a
+// long prompt does not hold up a short one), and one round of every sequence that has begun to answer, so
+// that a prompt holds up answers by a chunk at most. A round is draft -> verify (one step of the target) ->
+// accept -> commit; without a drafter, or where drafting does not pay, the draft is empty and the round is a
+// plain decode step.
 #pragma once
 
 #include <cstdint>
@@ -162,6 +163,8 @@ class Engine {
   int chunk_end(const Active& a) const;
   void keep_prefix(Active& a);
   void begin_drafting(Active& a);
+  // Whose prompt gets the next chunk: the one with the least left, but none waits for others for long.
+  Active* next_to_prefill();
   void prefill_one(const Sink& sink);
   // One round (decode_round.cc), in its parts.
   void decode_all(const Sink& sink);

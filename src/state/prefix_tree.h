@@ -7,7 +7,8 @@
 //   chunk
 //
 // A sequence that holds a page of the tree holds all pages above it too: insert() gives it the tree's own.
-// One thread calls. Nothing here allocates, salts of more than a few bytes excepted.
+// One thread calls. After construction nothing allocates but insert(), and that only for the first page of a
+// prefix whose salt is longer than a std::string holds in itself.
 #pragma once
 
 #include <array>
@@ -46,7 +47,8 @@ class PrefixTree {
 
   // Pages that nobody but the tree holds, all of which evict_pages() can free.
   int pages_held_alone() const;
-  // Frees that many of them, the least valuable first: what it took to compute, by bytes and by age.
+  // Frees that many of them, the least valuable first, from the ends of branches inward: tokens that would
+  // have to be computed again, divided by the age, in calls of find() and insert() since the last use.
   void evict_pages(int n);
   void clear();
 
