@@ -3,6 +3,30 @@
 #include <fmt/format.h>
 
 namespace tandem::serve {
+namespace {
+
+std::string_view anthropic_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 504:
+      return "timeout_error";
+    case 529:
+      return "overloaded_error";
+    default:
+      return status < 500 || status == 501 ? "invalid_request_error" : "api_error";
+  }
+}
+
+}  // namespace
 
 std::string_view ApiError::type_of(int status) {
   switch (status) {
@@ -32,6 +56,15 @@ std::string ApiError::body() const {
              {"code", code.empty() ? Json(nullptr) : Json(code)}};
   if (extra.is_object()) error.update(extra);
   return Json{{"error", std::move(error)}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+WrittenError write_error(const ApiError& error, ErrorForm form) {
+  if (form == ErrorForm::openai) return {error.status, error.body()};
+  const int status =
+      error.status == 503 || (error.status == 429 && error.code == "queue_full") ? 529 : error.status;
+  const Json json{{"type", "error"},
+                  {"error", {{"type", anthropic_type(status)}, {"message", error.message}}}};
+  return {status, json.dump(-1, ' ', true, Json::error_handler_t::replace)};
 }
 
 ApiError invalid_field(std::string param, std::string code, std::string message) {

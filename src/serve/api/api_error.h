@@ -1,6 +1,7 @@
-// What a client is told when a request cannot be answered, in the shape of OpenAI's API.
+// What a client is told when a request cannot be answered.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -25,6 +26,15 @@ struct ApiError {
   // {"error":{"message","type","param","code", ...}}
   std::string body() const;
 };
+
+// Whose shape an error has on the wire.
+enum class ErrorForm : uint8_t { openai, anthropic };
+struct WrittenError {
+  int status;
+  std::string body;
+};
+// For anthropic {"type":"error","error":{"type","message"}}, and 529 for a server that has too much to do.
+WrittenError write_error(const ApiError& error, ErrorForm form);
 
 // A value or an ApiError.
 template <class T>

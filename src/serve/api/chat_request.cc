@@ -7,7 +7,7 @@
 namespace tandem::serve {
 namespace {
 
-constexpr size_t kMostTools = 256, kLongestToolName = 64;
+constexpr size_t kLongestToolName = 64;
 constexpr int kMostAlternatives = 20;
 
 bool is_tool_name(std::string_view name) {
@@ -40,22 +40,13 @@ void read_tools(Fields& fields, std::optional<ApiError>& error, ChatTask& task) 
     const Json* function = outer.object("function");
     if (function == nullptr) return outer.fail("function", "missing_field", "expected an object {name, ...}");
     Fields inner(*function, key + ".function.", error);
-    const auto name = inner.string("name");
-    if (!name) return inner.fail("name", "missing_field", "expected a string");
-    if (!is_tool_name(*name)) {
-      return inner.wrong("name", "invalid_value", "1 to 64 characters of A-Z a-z 0-9 _ . -", Json(*name));
-    }
-    if (!names.insert(*name).second) {
-      return inner.fail("name", "duplicate", fmt::format("{} appears twice", shown(Json(*name))));
-    }
+    if (!read_tool_name(inner, names)) return;
     (void)inner.string("description");
     (void)inner.object("parameters");
     (void)inner.boolean("strict");
     if (!fields.ok()) return;
   }
-  task.tools = *tools;
-  task.tool_set = std::make_shared<const ToolSet>(*tools);
-  task.tool_choice = ToolChoice::automatic;
+  set_tools(*tools, task);
 }
 
 void read_tool_choice(Fields& fields, std::optional<ApiError>& error, ChatTask& task) {
@@ -124,7 +115,7 @@ void read_format(Fields& fields, std::optional<ApiError>& error, ChatTask& task)
 void read_template_variables(Fields& fields, ChatTask& task) {
   Json extra = Json::object();
   if (const Json* variables = fields.object("chat_template_kwargs")) {
-    for (const char* taken : {"messages", "tools"}) {
+    for (const char* taken : {"messages", "tools", "add_generation_prompt"}) {
       if (variables->contains(taken)) {
         return fields.fail(fmt::format("chat_template_kwargs.{}", taken), "invalid_value",
                            "may not be overridden");
@@ -184,6 +175,27 @@ void read_limits(Fields& fields, ChatTask& task) {
 
 }  // namespace
 
+std::optional<std::string> read_tool_name(Fields& fields, std::set<std::string>& names) {
+  auto name = fields.string("name");
+  if (!name) {
+    fields.fail("name", "missing_field", "expected a string");
+  } else if (!is_tool_name(*name)) {
+    fields.wrong("name", "invalid_value", "1 to 64 characters of A-Z a-z 0-9 _ . -", Json(*name));
+  } else if (!names.insert(*name).second) {
+    fields.fail("name", "duplicate", fmt::format("{} appears twice", shown(Json(*name))));
+  } else {
+    return name;
+  }
+  return std::nullopt;
+}
+
+void set_tools(Json tools, ChatTask& task) {
+  if (tools.empty()) return;
+  task.tool_set = std::make_shared<const ToolSet>(tools);
+  task.tools = std::move(tools);
+  task.tool_choice = ToolChoice::automatic;
+}
+
 ApiResult<ChatTask> read_chat_request(const Json& body, const ApiContext& context) {
   ChatTask task;
   std::optional<ApiError> error;
@@ -219,18 +231,18 @@ ApiResult<ChatTask> read_chat_request(const Json& body, const ApiContext& contex
   return task;
 }
 
-std::optional<ApiError> unsupported(const ChatTask& task) {
+std::optional<ApiError> unsupported(const ChatTask& task, std::string_view format_field) {
   const auto refuse = [](std::string param, std::string_view found, std::string_view instead) {
     return invalid_field(param, "unsupported_value",
                          fmt::format("{}: {} is not supported; {}", param, found, instead));
   };
   if (task.format.kind != FormatKind::text) {
-    return refuse("response_format",
+    return refuse(std::string(format_field),
                   task.format.kind == FormatKind::json_object ? "\"json_object\"" : "\"json_schema\"",
                   "ask for the format in a message");
   }
   if (task.tool_choice == ToolChoice::required) {
-    return refuse("tool_choice", "\"required\"", "use \"auto\" or \"none\"");
+    return refuse("tool_choice", "a forced call", "let the model choose, or offer no tools");
   }
   if (task.tool_choice == ToolChoice::named)
     return refuse("tool_choice", "a named tool", "offer only that tool");

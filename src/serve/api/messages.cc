@@ -8,6 +8,27 @@
 namespace tandem::serve {
 namespace {
 
+void add_part(Fields& fields, const Json& part, const std::string& prefix, const std::string& key,
+              std::optional<ApiError>& error, std::string& text) {
+  if (part.is_string()) {
+    text += part.get_ref<const std::string&>();
+    return;
+  }
+  if (!part.is_object()) return fields.wrong(key, "invalid_type", "a text part", part);
+  Fields inner(part, prefix + key + ".", error);
+  const std::string type = inner.string("type").value_or("text");
+  if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal") {
+    return fields.fail(key, "unsupported_content",
+                       fmt::format("the model takes text only, found a part of type {}", shown(Json(type))));
+  }
+  const char* field = type == "refusal" ? "refusal" : "text";
+  if (const auto one = inner.string(field)) {
+    text += *one;
+  } else {
+    inner.fail(field, "missing_field", "expected a string");
+  }
+}
+
 class MessageReader {
  public:
   MessageReader(const Json& message, size_t index, std::optional<ApiError>& error)
@@ -21,7 +42,7 @@ class MessageReader {
     std::string role = read_role();
     if (role.empty()) return nullptr;
     Json out{{"role", role}};
-    const auto content = read_content();
+    const auto content = read_text(fields_, prefix_, "content", error_);
     const Json* calls = role == "assistant" ? fields_.array("tool_calls") : nullptr;
     std::string reasoning;
     if (role == "assistant") {
@@ -64,43 +85,6 @@ class MessageReader {
     return {};
   }
 
-  void add_part(const Json& part, const std::string& key, std::string& text) {
-    if (part.is_string()) {
-      text += part.get_ref<const std::string&>();
-      return;
-    }
-    if (!part.is_object()) return fields_.wrong(key, "invalid_type", "a text part", part);
-    Fields inner(part, prefix_ + key + ".", error_);
-    const std::string type = inner.string("type").value_or("text");
-    if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal") {
-      return fields_.fail(
-          key, "unsupported_content",
-          fmt::format("the model takes text only, found a part of type {}", shown(Json(type))));
-    }
-    const char* field = type == "refusal" ? "refusal" : "text";
-    if (const auto one = inner.string(field)) {
-      text += *one;
-    } else {
-      inner.fail(field, "missing_field", "expected a string");
-    }
-  }
-
-  std::optional<std::string> read_content() {
-    const Json* content = fields_.any("content");
-    if (content == nullptr) return std::nullopt;
-    std::string text;
-    if (content->is_array()) {
-      for (size_t i = 0; i < content->size() && fields_.ok(); ++i) {
-        add_part((*content)[i], fmt::format("content[{}]", i), text);
-      }
-    } else if (content->is_string() || content->is_object()) {
-      add_part(*content, "content", text);
-    } else {
-      fields_.wrong("content", "unsupported_content", "a string, null or an array of text parts", *content);
-    }
-    return text;
-  }
-
   Json read_calls(const Json& calls, std::set<std::string>& call_ids) {
     Json out = Json::array();
     for (size_t i = 0; i < calls.size() && fields_.ok(); ++i) {
@@ -118,15 +102,8 @@ class MessageReader {
       Fields inner(*function, prefix_ + key + ".function.", error_);
       const auto name = inner.string("name");
       if (!name) inner.fail("name", "missing_field", "expected a string");
-      // Templates iterate over the arguments; what does not parse goes through as it is.
       Json arguments = Json::object();
-      if (const Json* written = inner.any("arguments")) {
-        arguments = *written;
-        if (written->is_string()) {
-          auto parsed = parse_json(written->get_ref<const std::string&>(), {.max_depth = 64});
-          if (parsed.ok() && parsed->is_object()) arguments = *std::move(parsed);
-        }
-      }
+      if (const Json* written = inner.any("arguments")) arguments = call_arguments(*written);
       const auto id = call.string("id");
       if (id) call_ids.insert(*id);
       out.push_back({{"id", id.value_or("")},
@@ -155,6 +132,30 @@ class MessageReader {
 };
 
 }  // namespace
+
+std::optional<std::string> read_text(Fields& fields, const std::string& prefix, std::string_view key,
+                                     std::optional<ApiError>& error) {
+  const Json* content = fields.any(key);
+  if (content == nullptr) return std::nullopt;
+  std::string text;
+  if (content->is_array()) {
+    for (size_t i = 0; i < content->size() && fields.ok(); ++i) {
+      add_part(fields, (*content)[i], prefix, fmt::format("{}[{}]", key, i), error, text);
+    }
+  } else if (content->is_string() || content->is_object()) {
+    add_part(fields, *content, prefix, std::string(key), error, text);
+  } else {
+    fields.wrong(key, "unsupported_content", "a string, null or an array of text parts", *content);
+  }
+  return text;
+}
+
+// What does not parse goes through as it is.
+Json call_arguments(const Json& written) {
+  if (!written.is_string()) return written;
+  auto parsed = parse_json(written.get_ref<const std::string&>(), {.max_depth = 64});
+  return parsed.ok() && parsed->is_object() ? *std::move(parsed) : written;
+}
 
 void read_messages(const Json& messages, std::optional<ApiError>& error, Json& out) {
   std::set<std::string> call_ids;

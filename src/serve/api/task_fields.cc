@@ -75,27 +75,7 @@ void read_logit_bias(Fields& fields, const ApiContext& context, SamplingParams& 
 }
 
 void read_stops(Fields& fields, const ApiContext& context, GenerationTask& task) {
-  if (const Json* stop = fields.any("stop")) {
-    const auto add = [&](const Json& one, const std::string& param) {
-      if (!one.is_string()) return fields.wrong(param, "invalid_type", "a string", one);
-      const std::string& text = one.get_ref<const std::string&>();
-      if (text.empty() || text.size() > kLongestStop) {
-        return fields.fail(
-            param, "out_of_range",
-            fmt::format("expected 1 to {} bytes, found {} ({})", kLongestStop, text.size(), shown(one)));
-      }
-      task.stops.push_back(text);
-    };
-    if (stop->is_array()) {
-      if (stop->size() > kMostStops) {
-        fields.fail(fmt::format("stop[{}]", kMostStops), "out_of_range",
-                    fmt::format("expected at most {} strings, found {}", kMostStops, stop->size()));
-      }
-      for (size_t i = 0; i < stop->size() && fields.ok(); ++i) add((*stop)[i], fmt::format("stop[{}]", i));
-    } else {
-      add(*stop, "stop");
-    }
-  }
+  read_stop_strings(fields, "stop", task);
   if (const Json* ids = fields.array("stop_token_ids")) {
     for (size_t i = 0; i < ids->size() && fields.ok(); ++i) {
       const auto id = as_integer((*ids)[i]);
@@ -151,6 +131,27 @@ SamplingParams api_defaults(const GenerationConfig& g) {
   s.presence_penalty = float(g.presence_penalty.value_or(0));
   s.frequency_penalty = float(g.frequency_penalty.value_or(0));
   return s;
+}
+
+void read_stop_strings(Fields& fields, std::string_view key, GenerationTask& task) {
+  const Json* stop = fields.any(key);
+  if (stop == nullptr) return;
+  const auto add = [&](const Json& one, const std::string& param) {
+    if (!one.is_string()) return fields.wrong(param, "invalid_type", "a string", one);
+    const std::string& text = one.get_ref<const std::string&>();
+    if (text.empty() || text.size() > kLongestStop) {
+      return fields.fail(
+          param, "out_of_range",
+          fmt::format("expected 1 to {} bytes, found {} ({})", kLongestStop, text.size(), shown(one)));
+    }
+    task.stops.push_back(text);
+  };
+  if (!stop->is_array()) return add(*stop, std::string(key));
+  if (stop->size() > kMostStops) {
+    fields.fail(fmt::format("{}[{}]", key, kMostStops), "out_of_range",
+                fmt::format("expected at most {} strings, found {}", kMostStops, stop->size()));
+  }
+  for (size_t i = 0; i < stop->size() && fields.ok(); ++i) add((*stop)[i], fmt::format("{}[{}]", key, i));
 }
 
 void read_generation(Fields& fields, const ApiContext& context, GenerationTask& task) {

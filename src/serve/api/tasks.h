@@ -90,9 +90,9 @@ struct CompletionTask : GenerationTask {
 ApiResult<ChatTask> read_chat_request(const Json& body, const ApiContext& context);
 ApiResult<CompletionTask> read_completion_request(const Json& body, const ApiContext& context);
 
-// What needs constrained decoding: response_format other than text, tool_choice required or named, and
-// reasoning_budget.
-std::optional<ApiError> unsupported(const ChatTask& task);
+// What needs constrained decoding: a format other than text (the field's name is the API's), tool_choice
+// required or named, and reasoning_budget.
+std::optional<ApiError> unsupported(const ChatTask& task, std::string_view format_field = "response_format");
 
 // The value of the header x-tandem-ignored, at most 512 bytes of printable ASCII; empty when nothing was
 // ignored.

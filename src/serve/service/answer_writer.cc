@@ -1,7 +1,5 @@
 #include "serve/service/answer_writer.h"
 
-#include "serve/api/sse.h"
-
 namespace tandem::serve {
 namespace {
 

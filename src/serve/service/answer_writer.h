@@ -6,12 +6,17 @@
 
 #include "serve/api/chat_answer.h"
 #include "serve/api/completion_answer.h"
+#include "serve/api/sse.h"
 
 namespace tandem::serve {
 
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
+  // Of a stream: what stands before all else, tells that the server is there, and ends one that failed.
+  virtual void begin(const Usage&) { keep_alive(); }
+  virtual void keep_alive() { out_ += kSseKeepAlive; }
+  virtual void failed(const ApiError& error) { append_stream_error(error, out_); }
   virtual void echo(int choice, const PromptEcho& prompt) = 0;  // before all steps; completions only
   virtual void add(int choice, const TextStep& step) = 0;
   virtual void finish(int choice, std::string_view finish_reason, StopReason stop_reason) = 0;

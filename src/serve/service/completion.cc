@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "serve/api/sse.h"
-
 namespace tandem::serve {
 namespace {
 
@@ -34,7 +32,12 @@ ApiResult<std::shared_ptr<Completion>> Completion::create(const Exchange& exchan
 
 Completion::Completion(const Exchange& exchange, CompletionPlan plan)
     : plan_(std::move(plan)),
-      exchange_{.request = {}, .reply = exchange.reply, .id = exchange.id, .rest = {}},
+      exchange_{.request = {},
+                .reply = exchange.reply,
+                .id = exchange.id,
+                .origin = exchange.origin,
+                .rest = {},
+                .errors = exchange.errors},
       choices_(plan_.requests.size()),
       n_left_(int(plan_.requests.size())) {
   usage_.prompt_tokens = plan_.prompt_tokens;
@@ -48,13 +51,14 @@ void Completion::refused(const ApiError& error) {
   if (done_) return;
   done_ = true;
   if (began_) {
-    append_stream_error(error, plan_.writer->out());
+    plan_.writer->failed(error);
     flush();
     return exchange_.reply->end();
   }
   http::Headers headers = answer_headers(exchange_, "application/json", plan_.ignored);
   if (error.status == 429 || error.status == 503) headers.emplace_back("retry-after", "1");
-  exchange_.reply->send(error.status, std::move(headers), error.body());
+  WrittenError written = write_error(error, exchange_.errors);
+  exchange_.reply->send(written.status, std::move(headers), std::move(written.body));
 }
 
 void Completion::accepted() {
@@ -62,7 +66,8 @@ void Completion::accepted() {
   if (plan_.stream) {
     began_ = true;
     exchange_.reply->begin_stream(200, stream_headers(exchange_, plan_.ignored));
-    exchange_.reply->write(kSseKeepAlive);
+    plan_.writer->begin(usage_);
+    flush();
   }
   for (size_t i = 0; i < plan_.echoes.size(); ++i) plan_.writer->echo(int(i), plan_.echoes[i]);
 }
@@ -141,7 +146,7 @@ void Completion::flush() {
 
 void Completion::tick() {
   if (!began_ || done_ || Clock::now() - last_write_ < kKeepAlive) return;
-  plan_.writer->out() += kSseKeepAlive;
+  plan_.writer->keep_alive();
 }
 
 }  // namespace tandem::serve

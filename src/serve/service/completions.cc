@@ -4,7 +4,6 @@
 #include <ctime>
 #include <random>
 
-#include "serve/api/chat_prompt.h"
 #include "serve/api/fields.h"
 #include "serve/api/json_body.h"
 #include "serve/service/completion.h"
@@ -114,23 +113,24 @@ void Service::generate(Exchange& exchange, const std::string& id, CompletionPlan
   });
 }
 
-void Service::chat_completions(Exchange& exchange) {
-  ApiResult<Json> body = body_of(exchange);
-  if (!body.ok()) return answer(exchange, body.error());
-  ApiResult<ChatTask> read = read_chat_request(*body, context_);
-  if (!read.ok()) return answer(exchange, read.error());
-  const ChatTask& task = *read;
-  if (const auto error = unsupported(task)) return answer(exchange, *error);
-  if (const auto error = unsupported_speculation(task)) return answer(exchange, *error);
+ApiResult<ChatPrompt> Service::prompt_of(const ChatTask& task, std::string_view format_field) const {
+  if (auto error = unsupported(task, format_field)) return *std::move(error);
+  if (auto error = unsupported_speculation(task)) return *std::move(error);
   if (!model_.chat_template) {
-    return answer(exchange, invalid_field("messages", "template_error", model_.chat_template_error.message));
+    return invalid_field("messages", "template_error", model_.chat_template_error.message);
   }
-  const ApiResult<ChatPrompt> prompt =
+  ApiResult<ChatPrompt> prompt =
       make_chat_prompt(task, *model_.chat_template, *model_.tokenizer, local_time());
-  if (!prompt.ok()) return answer(exchange, prompt.error());
-  if (prompt->ids.size() >= size_t(options_.context)) {
-    return answer(exchange, context_length_exceeded(prompt->ids.size(), size_t(options_.context)));
+  if (prompt.ok() && prompt->ids.size() >= size_t(options_.context)) {
+    return context_length_exceeded(prompt->ids.size(), size_t(options_.context));
   }
+  return prompt;
+}
+
+void Service::answer_chat(Exchange& exchange, const ChatTask& task, std::string_view id_prefix,
+                          const MakeWriter& make_writer, std::string_view format_field) {
+  const ApiResult<ChatPrompt> prompt = prompt_of(task, format_field);
+  if (!prompt.ok()) return answer(exchange, prompt.error());
   CompletionPlan plan = plan_for(task);
   plan.prompt_tokens = int64_t(prompt->ids.size());
   plan.text.starts_thinking = starts_thinking(markers_, prompt->ids, prompt->pieces);
@@ -139,9 +139,18 @@ void Service::chat_completions(Exchange& exchange) {
   const uint64_t seed = task.seed.value_or(random_word());
   for (int k = 0; k < task.n; ++k)
     plan.requests.push_back(request_for(task, prompt->ids, seed + uint64_t(k)));
-  const WriterOptions writer = writer_for(task, "chatcmpl-", task.n);
-  plan.writer = chat_writer(writer, task.stream);
+  const WriterOptions writer = writer_for(task, id_prefix, task.n);
+  plan.writer = make_writer(writer);
   generate(exchange, writer.head.id, std::move(plan), false);
+}
+
+void Service::chat_completions(Exchange& exchange) {
+  ApiResult<Json> body = body_of(exchange);
+  if (!body.ok()) return answer(exchange, body.error());
+  ApiResult<ChatTask> read = read_chat_request(*body, context_);
+  if (!read.ok()) return answer(exchange, read.error());
+  answer_chat(exchange, *read, "chatcmpl-",
+              [&](const WriterOptions& options) { return chat_writer(options, read->stream); });
 }
 
 void Service::completions(Exchange& exchange) {

@@ -24,6 +24,11 @@ std::string request_id(std::string_view given, std::string own) {
 http::Headers answer_headers(const Exchange& exchange, std::string_view content_type,
                              const std::string& ignored) {
   http::Headers headers{{"content-type", std::string(content_type)}, {"x-request-id", exchange.id}};
+  if (!exchange.origin.empty()) {
+    headers.emplace_back("access-control-allow-origin", exchange.origin);
+    headers.emplace_back("access-control-expose-headers", "x-request-id, x-tandem-ignored");
+    headers.emplace_back("vary", "origin");
+  }
   if (!ignored.empty()) headers.emplace_back("x-tandem-ignored", ignored);
   return headers;
 }

@@ -14,7 +14,9 @@ struct Exchange {
   http::HttpRequest request;
   std::shared_ptr<http::Reply> reply;
   std::string id;         // x-request-id of the answer
+  std::string origin;     // of the web page that asks, which may read the answer; empty for programs
   std::string_view rest;  // of the path, behind a route that ends in '/'
+  ErrorForm errors = ErrorForm::openai;
 };
 
 // An error that concerns no field.

@@ -9,7 +9,9 @@
 namespace tandem::serve {
 namespace {
 
-constexpr size_t kMaxWaitingBodies = 1024;
+// Bodies above kLargeBody take seconds each: they wait apart, and few of them may, since what waits is
+// memory.
+constexpr size_t kMaxWaitingBodies = 1024, kMaxWaitingLargeBodies = 16, kLargeBody = 256 << 10;
 
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -42,8 +44,9 @@ const std::vector<Service::Route>& Service::routes() {
       {"POST", "/v1/chat/completions", &Service::chat_completions, false, true},
       {"POST", "/chat/completions", &Service::chat_completions, false, true},
       {"POST", "/v1/completions", &Service::completions, false, true},
-      {"POST", "/v1/responses", &Service::not_yet},
-      {"POST", "/v1/messages", &Service::not_yet},
+      {"POST", "/v1/responses", &Service::responses, false, true},
+      {"POST", "/v1/messages", &Service::messages, false, true},
+      {"POST", "/v1/messages/count_tokens", &Service::count_tokens, false, true},
       {"POST", "/v1/embeddings", &Service::not_yet},
   };
   return kRoutes;
@@ -65,7 +68,8 @@ Service::Service(const LoadedModel& model, Engine& engine, ServiceOptions option
               const http::WriteBatch batch(*server);
               flushes();
             }),
-      worker_(kMaxWaitingBodies) {}
+      worker_(kMaxWaitingBodies),
+      large_worker_(kMaxWaitingLargeBodies) {}
 
 Service::~Service() { loop_.stop(); }
 
@@ -93,6 +97,22 @@ void Service::handle(http::HttpRequest request, std::shared_ptr<http::Reply> rep
   exchange->reply = std::move(reply);
   exchange->request = std::move(request);
   const std::string& path = exchange->request.path;
+  if (path.starts_with("/v1/messages")) exchange->errors = ErrorForm::anthropic;
+  const std::string_view host = exchange->request.header("host"), origin = exchange->request.header("origin");
+  if (!options_.origin.host_allowed(host)) {
+    return answer(*exchange,
+                  request_error(403, "host_not_allowed",
+                                fmt::format("this server is not known as {}: it listens on loopback",
+                                            host.substr(0, 100))));
+  }
+  if (!options_.origin.origin_allowed(origin, host)) {
+    return answer(*exchange,
+                  request_error(403, "origin_not_allowed",
+                                fmt::format("pages of {} may not use this server: --cors-origin allows them",
+                                            origin.substr(0, 100))));
+  }
+  exchange->origin = origin;
+  if (exchange->request.method == "OPTIONS") return preflight(*exchange);
   const std::string_view method = exchange->request.method == "HEAD" ? "GET" : exchange->request.method;
   std::string allowed;
   for (const Route& route : routes()) {
@@ -112,10 +132,25 @@ void Service::handle(http::HttpRequest request, std::shared_ptr<http::Reply> rep
   http::Headers headers = answer_headers(*exchange, "application/json");
   headers.emplace_back("allow", allowed);
   ++n_errors_;
-  exchange->reply->send(
-      405, std::move(headers),
-      request_error(405, "method_not_allowed", fmt::format("{} takes {}", path.substr(0, 100), allowed))
-          .body());
+  exchange->reply->send(405, std::move(headers),
+                        write_error(request_error(405, "method_not_allowed",
+                                                  fmt::format("{} takes {}", path.substr(0, 100), allowed)),
+                                    exchange->errors)
+                            .body);
+}
+
+// What a browser asks before it sends a page's request.
+void Service::preflight(Exchange& exchange) {
+  http::Headers headers = answer_headers(exchange, "text/plain");
+  headers.emplace_back("access-control-allow-methods", "GET, POST");
+  headers.emplace_back(
+      "access-control-allow-headers",
+      "authorization, content-type, x-api-key, x-request-id, openai-organization, openai-project, "
+      "anthropic-version, anthropic-beta, anthropic-dangerous-direct-browser-access, "
+      "x-stainless-arch, x-stainless-lang, x-stainless-os, x-stainless-package-version, "
+      "x-stainless-retry-count, x-stainless-runtime, x-stainless-runtime-version, x-stainless-timeout");
+  headers.emplace_back("access-control-max-age", "600");
+  exchange.reply->send(204, std::move(headers), "");
 }
 
 void Service::run(const Route& route, const std::shared_ptr<Exchange>& exchange) {
@@ -125,20 +160,22 @@ void Service::run(const Route& route, const std::shared_ptr<Exchange>& exchange)
     ++n_errors_;
     return exchange->reply->send(
         401, std::move(headers),
-        request_error(401, "invalid_api_key",
-                      "the API key is missing or wrong: send Authorization: Bearer KEY")
-            .body());
+        write_error(request_error(401, "invalid_api_key",
+                                  "the API key is missing or wrong: send Authorization: Bearer KEY"),
+                    exchange->errors)
+            .body);
   }
   if (!route.in_turn) return (this->*route.handle)(*exchange);
   if (draining_) return answer(*exchange, unavailable("draining", "the server is shutting down"));
-  const bool taken = worker_.push([this, handle = route.handle, exchange] {
+  const bool large = exchange->request.body.size() > kLargeBody;
+  const bool taken = (large ? large_worker_ : worker_).push([this, handle = route.handle, exchange] {
     try {
       (this->*handle)(*exchange);
     } catch (const std::exception& e) {
       answer(*exchange, engine_failed(e.what(), exchange->id));
     }
   });
-  if (!taken) answer(*exchange, queue_full(kMaxWaitingBodies));
+  if (!taken) answer(*exchange, queue_full(large ? kMaxWaitingLargeBodies : kMaxWaitingBodies));
 }
 
 void Service::answer(Exchange& exchange, int status, const Json& body) {
@@ -150,7 +187,8 @@ void Service::answer(Exchange& exchange, const ApiError& error) {
   ++n_errors_;
   http::Headers headers = answer_headers(exchange, "application/json");
   if (error.status == 429 || error.status == 503) headers.emplace_back("retry-after", "1");
-  exchange.reply->send(error.status, std::move(headers), error.body());
+  WrittenError written = write_error(error, exchange.errors);
+  exchange.reply->send(written.status, std::move(headers), std::move(written.body));
 }
 
 void Service::health(Exchange& exchange) { answer(exchange, 200, {{"status", "ok"}}); }

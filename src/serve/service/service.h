@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "engine/loaded_model.h"
+#include "serve/api/chat_prompt.h"
 #include "serve/api/tasks.h"
 #include "serve/http/server.h"
 #include "serve/service/completion.h"
 #include "serve/service/engine_loop.h"
 #include "serve/service/exchange.h"
+#include "serve/service/origin.h"
 #include "serve/service/worker.h"
 #include "serve/text/pipeline.h"
 
@@ -28,6 +30,7 @@ namespace tandem::serve {
 struct ServiceOptions {
   std::vector<std::string> names;     // the model's id, then aliases
   std::vector<std::string> api_keys;  // none: open to whoever reaches the port
+  OriginPolicy origin;
   EngineLoop::Limits limits;
   int context = 0;  // positions of one request
   bool strict_params = false;
@@ -59,6 +62,7 @@ class Service {
   static const std::vector<Route>& routes();
 
   void run(const Route& route, const std::shared_ptr<Exchange>& exchange);
+  void preflight(Exchange& exchange);
   bool may_enter(const http::HttpRequest& request) const;
   void answer(Exchange& exchange, int status, const Json& body);
   void answer(Exchange& exchange, const ApiError& error);
@@ -75,12 +79,20 @@ class Service {
   void cancel(Exchange& exchange);
   void chat_completions(Exchange& exchange);
   void completions(Exchange& exchange);
+  void messages(Exchange& exchange);
+  void count_tokens(Exchange& exchange);
+  void responses(Exchange& exchange);
   ApiResult<Json> body_of(const Exchange& exchange) const;
   Request request_for(const GenerationTask& task, const std::vector<TokenId>& prompt, uint64_t seed) const;
   CompletionPlan plan_for(const GenerationTask& task) const;
   WriterOptions writer_for(const GenerationTask& task, std::string_view prefix, int n_choices) const;
   // Hands a plan to the engine's thread, which answers.
   void generate(Exchange& exchange, const std::string& id, CompletionPlan plan, bool nothing_to_generate);
+  // The prompt of a chat that the server can answer.
+  ApiResult<ChatPrompt> prompt_of(const ChatTask& task, std::string_view format_field) const;
+  using MakeWriter = std::function<std::unique_ptr<AnswerWriter>(const WriterOptions&)>;
+  void answer_chat(Exchange& exchange, const ChatTask& task, std::string_view id_prefix,
+                   const MakeWriter& make_writer, std::string_view format_field = "response_format");
   void not_yet(Exchange& exchange);
 
   const LoadedModel& model_;
@@ -96,6 +108,7 @@ class Service {
   std::map<std::string, uint64_t> live_;  // answers' ids, for cancel
   EngineLoop loop_;
   Worker worker_;
+  Worker large_worker_;  // for bodies so large that others should not wait for them
 };
 
 }  // namespace tandem::serve

@@ -73,9 +73,9 @@ struct PipelineOptions {
   std::vector<std::string> stops = {};
   bool include_stop = false;
   bool stop_in_thinking = true;
-  int min_tokens = 0;                    // stop strings are text before this many tokens
+  int min_tokens = 0;                         // stop strings are text before this many tokens
   std::shared_ptr<const ToolSet> tools = {};  // none: tool markup is content
-  bool one_call = false;                 // ends with the first call
+  bool one_call = false;                      // ends with the first call
 };
 
 enum class EndReason : uint8_t { stop, length };
