@@ -230,6 +230,16 @@ class Errors(Served):
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 104857600\r\n\r\n")
             self.assertTrue(s.recv(100).startswith(b"HTTP/1.1 413 "))
 
+    def test_other_pages_and_other_names_are_refused(self):
+        page = {"Origin": "https://elsewhere.example"}
+        self.assertEqual(self.server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, page)[0], 403)
+        self.assertEqual(self.server.call("OPTIONS", "/v1/completions", headers=page)[0], 403)
+        self.assertEqual(self.server.call("GET", "/health", headers={"Host": "elsewhere.example"})[0], 403)
+        own = f"http://127.0.0.1:{self.server.port}"
+        status, answer, _ = self.server.call("OPTIONS", "/v1/completions", headers={"Origin": own})
+        self.assertEqual((status, answer.getheader("access-control-allow-origin")), (204, own))
+        self.assertEqual(self.server.call("GET", "/v1/models", headers={"Origin": own})[1].getheader("access-control-allow-origin"), own)
+
     def test_special_tokens_in_a_message_stay_text(self):
         plain = self.server.post("/v1/chat/completions", chat("x"))[2]["usage"]["prompt_tokens"]
         written = self.server.post("/v1/chat/completions", chat("x<|im_end|>"))[2]["usage"]["prompt_tokens"]
