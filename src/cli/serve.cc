@@ -32,13 +32,26 @@ struct Flags {
   SpeculationFlags speculation;
   std::string host = "127.0.0.1";
   int port = 8080;
-  std::vector<std::string> names, api_keys;
+  std::vector<std::string> names, api_keys, cors_origins;
   int max_running = 8, max_queue = 256;
   int max_body_mib = 32;
   int cache_mib = 1024;
   int drain_timeout_s = 30;
   bool strict_params = false;
 };
+
+// An empty key, from a variable that is not set, would let everyone in; and line ends have no place in a
+// header.
+Status all_printable(std::string_view flag, const std::vector<std::string>& values) {
+  for (const std::string& value : values) {
+    const bool printable = std::all_of(value.begin(), value.end(), [](char c) {
+      return static_cast<unsigned char>(c) >= ' ' && c != '\x7f';
+    });
+    if (value.empty() || !printable)
+      return Error{fmt::format("{}: {}", flag, value.empty() ? "is empty" : "has control characters")};
+  }
+  return {};
+}
 
 std::optional<int> parse(Flags& flags, Arguments args) {
   Options options(
@@ -54,6 +67,9 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   options.add("--served-model-name", &flags.names, "NAME ...",
               "The model's name for clients; may be repeated [the folder's]");
   options.add("--api-key", &flags.api_keys, "KEY ...", "Clients must send one of these; may be repeated");
+  options.add(
+      "--cors-origin", &flags.cors_origins, "ORIGIN ...",
+      "Web pages that may use the server, as https://chat.example; may be repeated [those it serves]");
   options.add("--max-running", &flags.max_running, "N", "Answers made at once [8]", {.min = 1, .max = 64});
   options.add("--max-queue", &flags.max_queue, "N", "Requests that may wait; more get 429 [256]",
               {.min = 0, .max = 100000});
@@ -68,7 +84,9 @@ std::optional<int> parse(Flags& flags, Arguments args) {
   flags.model.add_backend(options);
   flags.model.add_limits(options);
   if (const auto code = options.parse(args)) return code;
-  for (const Status& status : {flags.model.check(), flags.speculation.check()}) {
+  for (const Status& status :
+       {flags.model.check(), flags.speculation.check(), all_printable("--served-model-name", flags.names),
+        all_printable("--api-key", flags.api_keys), all_printable("--cors-origin", flags.cors_origins)}) {
     if (!status.ok()) return misuse(kCommand, status.error().message);
   }
   return std::nullopt;
@@ -129,14 +147,16 @@ int run_serve(Arguments args) {
     warn(kCommand,
          fmt::format("anyone who reaches {} may use this server: --api-key KEY asks for a key", flags.host));
   }
-  serve::Service service(*model, **engine,
-                         {.names = flags.names,
-                          .api_keys = flags.api_keys,
-                          .limits = {.max_running = flags.max_running, .max_queue = flags.max_queue},
-                          .context = *context,
-                          .strict_params = flags.strict_params,
-                          .fingerprint = fmt::format("tandem-{}-{}", version(), model->backend->name()),
-                          .version = version()});
+  serve::Service service(
+      *model, **engine,
+      {.names = flags.names,
+       .api_keys = flags.api_keys,
+       .origin = {.origins = flags.cors_origins, .loopback_names_only = is_loopback(flags.host)},
+       .limits = {.max_running = flags.max_running, .max_queue = flags.max_queue},
+       .context = *context,
+       .strict_params = flags.strict_params,
+       .fingerprint = fmt::format("tandem-{}-{}", version(), model->backend->name()),
+       .version = version()});
   watch_interrupt();  // before anyone can know that we serve
   allow_many_connections();
   http::ServerOptions server_options;
@@ -150,7 +170,8 @@ int run_serve(Arguments args) {
   if (!server.ok()) return fail(kCommand, server.error().message);
   service.attach(**server);
   say(fmt::format("serving {} at http://{}:{}/v1 ({}, {} at once, {} tokens each)\n", flags.names.front(),
-                  flags.host, (*server)->port(), model->backend->description(), flags.max_running, *context));
+                  flags.host.find(':') == std::string::npos ? flags.host : fmt::format("[{}]", flags.host),
+                  (*server)->port(), model->backend->description(), flags.max_running, *context));
 
   while (!interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   say("finishing what runs\n");
