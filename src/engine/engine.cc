@@ -113,18 +113,18 @@ bool Engine::admit(Waiting& waiting) {
   const int prompt = int(request.prompt.size());
   const int context = std::min(decoder_->shape().max_positions, options_.max_positions);
   const int limit = std::min(request.max_tokens, context - prompt);
-  Result<SequenceState> state = SequenceState::create(pool_);
-  TD_CHECK(state.ok(), "a free slot could not be taken: %s", state.error().message.c_str());
   PrefixTree::Match match;
-  if (uses_cache(request)) {
-    match = prefixes_->find(request.prompt, request.cache_salt);
-    state->begin_with(match.pages, match.checkpoint);
-  }
+  if (uses_cache(request)) match = prefixes_->find(request.prompt, request.cache_salt);
   // Pages that active sequences may still take are promised: none of them can fail for want of one.
-  int wanted = pages_of(prompt + limit) - int(state->pages().size());
+  int wanted = pages_of(prompt + limit) - int(match.pages.size());
   for (const auto& a : active_) {
     wanted += pages_of(int(a->request.prompt.size()) + a->limit) - int(a->state.pages().size());
   }
+  // Before anything is copied; those found are held by more than the tree from then on.
+  if (wanted > pool_.free_pages() + (prefixes_ ? prefixes_->pages_held_alone() : 0)) return false;
+  Result<SequenceState> state = SequenceState::create(pool_);
+  TD_CHECK(state.ok(), "a free slot could not be taken: %s", state.error().message.c_str());
+  if (uses_cache(request)) state->begin_with(match.pages, match.checkpoint);
   if (wanted > pool_.free_pages()) {
     if (!prefixes_ || wanted > pool_.free_pages() + prefixes_->pages_held_alone()) return false;
     prefixes_->evict_pages(wanted - pool_.free_pages());
