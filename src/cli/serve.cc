@@ -27,6 +27,11 @@ constexpr const char* kExamples =
     "[{\"role\": \"user\", \"content\": "
     "\"Hi\"}]}'";
 
+// Every answer may grow to the whole context, so there is room for as many contexts as answers at once:
+// without
+// --context each gets this much, or the model's own if that is smaller.
+constexpr int kDefaultContext = 32768;
+
 struct Flags {
   ModelFlags model;
   SpeculationFlags speculation;
@@ -124,8 +129,9 @@ int run_serve(Arguments args) {
   if (!model->tokenizer)
     return fail(kCommand, model->name + ": no tokenizer.json, so there is no text to serve");
   if (!model->chat_template) warn(kCommand, model->chat_template_error.message + "; chats will be refused");
-  const Result<int> context = flags.model.context_of(*model);
+  Result<int> context = flags.model.context_of(*model);
   if (!context.ok()) return fail(kCommand, context.error().message);
+  if (!flags.model.context) *context = std::min(*context, kDefaultContext);
 
   EngineOptions engine_options{.max_sequences = flags.max_running,
                                .max_positions = *context * flags.max_running,
