@@ -61,19 +61,19 @@ Status all_printable(std::string_view flag, const std::vector<std::string>& valu
 std::optional<int> parse(Flags& flags, Arguments args) {
   Options options(
       kCommand,
-      "Answers over HTTP as the OpenAI API does: chats, completions, models, streamed or whole. Every "
-      "answer is the one that the model gives alone.",
+      "Answers over HTTP as the OpenAI API does, and Anthropic's Messages: chats, completions and responses, "
+      "streamed or whole. Every answer is the one that the model gives alone. docs/serving.md says more.",
       kExamples);
   flags.model.add_model(options);
   options.section("Server");
   options.add("--host", &flags.host, "ADDRESS", "Where to listen [127.0.0.1]");
   options.add("--port", &flags.port, "N", "0: any that is free, which is printed [8080]",
               {.min = 0, .max = 65535});
-  options.add("--served-model-name", &flags.names, "NAME ...",
+  options.add("--served-model-name", &flags.names, "NAME",
               "The model's name for clients; may be repeated [the folder's]");
-  options.add("--api-key", &flags.api_keys, "KEY ...", "Clients must send one of these; may be repeated");
+  options.add("--api-key", &flags.api_keys, "KEY", "Clients must send one of these; may be repeated");
   options.add(
-      "--cors-origin", &flags.cors_origins, "ORIGIN ...",
+      "--cors-origin", &flags.cors_origins, "ORIGIN",
       "Web pages that may use the server, as https://chat.example; may be repeated [those it serves]");
   options.add("--max-running", &flags.max_running, "N", "Answers made at once [8]", {.min = 1, .max = 64});
   options.add("--max-queue", &flags.max_queue, "N", "Requests that may wait; more get 429 [256]",
