@@ -20,6 +20,7 @@ constexpr Entry kBenches[] = {
     {"prefill", "prompt tokens per second against oneDNN's matrix product", bench::run_prefill},
     {"speculate", "plain and speculative decoding of the same prompts, in turns", bench::run_speculate},
     {"kernels", "the blocks of a layer against the memory bandwidth", bench::run_kernels},
+    {"serve", "an OpenAI endpoint under load, or a model served against its bare engine", bench::run_serve},
     {"bandwidth", "reading and copying memory", bench::run_bandwidth},
 };
 
@@ -45,7 +46,7 @@ int run_bench(Arguments args) {
   if (args.empty())
     return misuse(
         "bench",
-        "expected decode, verify, prefill, speculate, kernels or bandwidth (see tandem bench --help)");
+        "expected decode, verify, prefill, speculate, kernels, serve or bandwidth (see tandem bench --help)");
   if (args[0] == "-h" || args[0] == "--help") {
     Output out;
     out.write(usage());
@@ -56,8 +57,9 @@ int run_bench(Arguments args) {
   }
   return misuse(
       "bench",
-      fmt::format("'{}' is no bench: expected decode, verify, prefill, speculate, kernels or bandwidth",
-                  args[0]));
+      fmt::format(
+          "'{}' is no bench: expected decode, verify, prefill, speculate, kernels, serve or bandwidth",
+          args[0]));
 }
 
 }  // namespace tandem

@@ -20,6 +20,7 @@ int run_prefill(Arguments args);
 int run_speculate(Arguments args);
 int run_kernels(Arguments args);
 int run_bandwidth(Arguments args);
+int run_serve(Arguments args);
 
 // Options that all of them share, and the rows they make.
 struct BenchFlags {
@@ -29,9 +30,10 @@ struct BenchFlags {
   int rounds = 0;
   bool json = false;
   std::optional<std::string> ledger;
+  std::vector<std::string> columns = {};  // of the table; empty: all that rows have
 
   void add_model(Options& options);  // --model, --backend, --isa, --delta
-  void add_to(Options& options, int default_rounds);
+  void add_to(Options& options, int default_rounds, const std::string& rounds_name = "--rounds");
   // {0} when none were given: the backend's own choice.
   std::vector<int> thread_counts() const { return threads.empty() ? std::vector<int>{0} : threads; }
 };

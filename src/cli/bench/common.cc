@@ -27,10 +27,10 @@ void BenchFlags::add_model(Options& options) {
   add_backend_choice(options, backend);
 }
 
-void BenchFlags::add_to(Options& options, int default_rounds) {
+void BenchFlags::add_to(Options& options, int default_rounds, const std::string& rounds_name) {
   rounds = default_rounds;
   options.add("--threads", &threads, "1,2", "Thread counts [one per core]", {.min = 1, .max = 1024});
-  options.add("--rounds", &rounds, "N", fmt::format("Repetitions; medians are printed [{}]", rounds),
+  options.add(rounds_name, &rounds, "N", fmt::format("Repetitions; medians are printed [{}]", rounds),
               {.min = 1});
   options.section("Output");
   options.flag("--json", json, "Print an array of rows instead of a table");
@@ -89,7 +89,7 @@ std::string cell_text(const Json& value) {
   return fmt::format("{:.{}f}", x, size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3);
 }
 
-std::string tables(const std::vector<Json>& rows) {
+std::string tables(const std::vector<Json>& rows, const std::vector<std::string>& columns) {
   std::string out;
   size_t first = 0;
   while (first < rows.size()) {
@@ -98,6 +98,7 @@ std::string tables(const std::vector<Json>& rows) {
     Table table;
     std::vector<std::string> keys;
     for (const auto& [key, value] : rows[first].items()) {
+      if (!columns.empty() && std::find(columns.begin(), columns.end(), key) == columns.end()) continue;
       if (std::find(std::begin(kHeadings), std::end(kHeadings), key) != std::end(kHeadings)) {
         continue;
       }
@@ -159,7 +160,7 @@ int report(const BenchFlags& flags, const std::string& command, const Result<std
     }
   }
   Output out;
-  out.write(flags.json ? json_line(Json(rows)) : tables(rows));
+  out.write(flags.json ? json_line(Json(rows)) : tables(rows, flags.columns));
   return out.finish(command, kDone);
 }
 
