@@ -393,7 +393,7 @@ class Others(TestCase):
             self.assertIn(f"tandem {command}", run.out)
             self.assertEqual(tandem("help", command).out, run.out)
             self.assertIn(f"  {command} ", tandem("--help").out)
-        for bench in ("decode", "verify", "prefill", "bandwidth", "speculate"):
+        for bench in ("decode", "verify", "prefill", "bandwidth", "speculate", "serve"):
             run = tandem("bench", bench, "--help")
             self.assertIn("Examples:", run.out)
             self.assertLessEqual(max(map(len, run.out.splitlines())), 100)

@@ -36,6 +36,7 @@ std::string usage() {
       "Examples:\n"
       "  tandem bench decode --model synth:qwen3.5-0.8b@8 --threads 1,2\n"
       "  tandem bench verify --model models/tandem-demo --json\n"
+      "  tandem bench serve --url http://127.0.0.1:8080 --concurrency 1,8\n"
       "  tandem bench bandwidth\n";
   return text;
 }
