@@ -224,6 +224,8 @@ Json row_of_point(const Flags& flags, const Point& point, Json row) {
   row["bare_tokens_per_s"] =
       median_of(point.bare, [&](const LoadResult& r) { return delivered(r, flags.streams()); });
   row["overhead"] = percentile_or_null(overheads, 0.5);
+  row["overhead_p10"] = percentile_or_null(overheads, 0.1);
+  row["overhead_p90"] = percentile_or_null(overheads, 0.9);
   return row;
 }
 
