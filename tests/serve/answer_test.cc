@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 
+#include "serve/answer_support.h"
 #include "serve/api/chat_answer.h"
 #include "serve/api/completion_answer.h"
 #include "serve/api/sse.h"
@@ -19,36 +20,6 @@ const AnswerHead kHead{.id = "chatcmpl-0123456789ABCDEFGHIJKLMNOP",
                        .created = 1700000000,
                        .model = "demo",
                        .fingerprint = "tandem-0.1.0-01234567-cpu"};
-const Usage kUsage{.prompt_tokens = 12,
-                   .completion_tokens = 30,
-                   .cached_tokens = 4,
-                   .reasoning_tokens = 3,
-                   .accepted_tokens = 9,
-                   .rejected_tokens = 2};
-
-void expect_golden(const std::string& name, const std::string& found) {
-  std::ifstream file(std::string(TANDEM_TEST_DATA) + "/../golden/api/" + name, std::ios::binary);
-  std::stringstream expected;
-  expected << file.rdbuf();
-  if (expected.str() == found) return;
-  const std::string path = ::testing::TempDir() + name;
-  std::ofstream(path, std::ios::binary) << found;
-  ADD_FAILURE() << name << " differs; what was found is in " << path;
-}
-
-std::unique_ptr<TextPipeline> pipeline(bool thinking, std::vector<std::string> stops) {
-  PipelineOptions options;
-  options.tokenizer = &tag_tokenizer();
-  options.markers = Markers::of(tag_tokenizer());
-  options.starts_thinking = thinking;
-  options.stops = std::move(stops);
-  options.tools = std::make_shared<const ToolSet>(Json::parse(
-      R"([{"type":"function","function":{"name":"write","parameters":{"properties":{"text":{"type":"string"}}}}}])"));
-  auto made = TextPipeline::create(std::move(options));
-  EXPECT_TRUE(made.ok());
-  return *std::move(made);
-}
-
 Logprobs logprobs_of(TokenId id) {
   return {.chosen = -0.25f, .top = {{id, -0.25f}, {'z', -std::numeric_limits<float>::infinity()}}};
 }

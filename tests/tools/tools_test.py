@@ -72,6 +72,11 @@ class Layers(Tree):
         self.write("src/format/CMakeLists.txt", "td_module(format SOURCES f.cc DEPS base)\n")
         self.expect_breach("src/format/f.h:3: format/ uses tensor/ without naming it", "layers")
 
+    def test_a_load_that_the_compiler_moves_past_the_wait(self):
+        self.write("src/backend/CMakeLists.txt", "td_module(backend SOURCES k.cu)\n")
+        self.write("src/backend/k.cu", "\nfloat f(const float* p) { return __ldg(p); }\n")
+        self.expect_breach("src/backend/k.cu:2: __ldg( is moved past wait_for_inputs()", "layers")
+
     def test_a_file_that_is_not_there(self):
         self.write("src/tensor/u.cc", '#include "t.h"\n')
         self.expect_breach("src/tensor/u.cc:1:", "layers")

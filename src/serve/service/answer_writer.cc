@@ -50,12 +50,14 @@ class WholeCompletion final : public AnswerWriter {
   std::vector<CompletionChoice> choices_;
 };
 
-class StreamedChat final : public AnswerWriter {
+// Stream: ChatStream or CompletionStream.
+template <class Stream>
+class Streamed final : public AnswerWriter {
  public:
-  explicit StreamedChat(const WriterOptions& o)
-      : stream_(o.head, *o.tokenizer, o.n_choices,
-                {.include_usage = o.include_usage, .logprobs = o.logprobs.has_value()}) {}
-  void echo(int, const PromptEcho&) override {}
+  explicit Streamed(Stream stream) : stream_(std::move(stream)) {}
+  void echo(int choice, const PromptEcho& prompt) override {
+    if constexpr (requires { stream_.echo(choice, prompt, out_); }) stream_.echo(choice, prompt, out_);
+  }
   void add(int choice, const TextStep& step) override { stream_.add(choice, step, out_); }
   void finish(int choice, std::string_view finish_reason, StopReason stop_reason) override {
     stream_.finish(choice, finish_reason, stop_reason, out_);
@@ -66,36 +68,25 @@ class StreamedChat final : public AnswerWriter {
   }
 
  private:
-  ChatStream stream_;
-};
-
-class StreamedCompletion final : public AnswerWriter {
- public:
-  explicit StreamedCompletion(const WriterOptions& o)
-      : stream_(o.head, *o.tokenizer, o.n_choices, o.logprobs, o.include_usage) {}
-  void echo(int choice, const PromptEcho& prompt) override { stream_.echo(choice, prompt, out_); }
-  void add(int choice, const TextStep& step) override { stream_.add(choice, step, out_); }
-  void finish(int choice, std::string_view finish_reason, StopReason stop_reason) override {
-    stream_.finish(choice, finish_reason, stop_reason, out_);
-  }
-  void end(const Usage& usage, const Timings& timings, bool) override {
-    stream_.usage(usage, out_);
-    append_tail(usage, timings, out_);
-  }
-
- private:
-  CompletionStream stream_;
+  Stream stream_;
 };
 
 }  // namespace
 
 std::unique_ptr<AnswerWriter> chat_writer(const WriterOptions& options, bool stream) {
-  if (stream) return std::make_unique<StreamedChat>(options);
+  if (stream) {
+    return std::make_unique<Streamed<ChatStream>>(
+        ChatStream(options.head, *options.tokenizer, options.n_choices,
+                   {.include_usage = options.include_usage, .logprobs = options.logprobs.has_value()}));
+  }
   return std::make_unique<WholeChat>(options);
 }
 
 std::unique_ptr<AnswerWriter> completion_writer(const WriterOptions& options, bool stream) {
-  if (stream) return std::make_unique<StreamedCompletion>(options);
+  if (stream) {
+    return std::make_unique<Streamed<CompletionStream>>(CompletionStream(
+        options.head, *options.tokenizer, options.n_choices, options.logprobs, options.include_usage));
+  }
   return std::make_unique<WholeCompletion>(options);
 }
 

@@ -62,7 +62,7 @@ class Completion final : public Generation {
   Usage usage_;
   Timings timings_;
   double decode_s_ = 0;
-  int64_t decoded_ = 0, rounds_tokens_ = 0;
+  int64_t decoded_ = 0;
   const Clock::time_point received_ = Clock::now();
   Clock::time_point first_token_{}, last_write_ = received_;
 };

@@ -256,8 +256,8 @@ TEST(HttpClients, two_thousand_idle_connections_are_cheap_and_all_served) {
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = std::min<rlim_t>(files.rlim_max, 3 * kConnections);
   setrlimit(RLIMIT_NOFILE, &files);
-  if (files.rlim_cur < 2 * kConnections + 100)
-    GTEST_SKIP() << "only " << files.rlim_cur << " files may be open";
+  ASSERT_GE(files.rlim_cur, 2 * kConnections + 100)
+      << "both sides of " << kConnections << " connections are open here: raise the hard limit (ulimit -Hn)";
   TestServer server;
   const size_t before = resident_kib();
   std::vector<Client> clients;

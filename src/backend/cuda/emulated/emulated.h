@@ -105,10 +105,6 @@ T atomicAdd(T* p, T v) {
   return old;
 }
 template <class T>
-T __ldg(const T* p) {
-  return *p;
-}
-template <class T>
 T __ldcg(const T* p) {
   return *p;
 }
